@@ -89,11 +89,15 @@ class Row(BaseModel):
     @model_validator(mode="after")
     def _timing_needs_a_passed_check(self) -> "Row":
         if self.timing is not None and self.status is not RowStatus.PASSED:
-            raise ValueError(f"row {self.case_id!r} has a timing but its status is {self.status}: drop the timing")
+            raise ValueError(
+                f"row {self.case_id!r} has a timing but its status is {self.status}: drop the timing"
+            )
         if self.status not in (RowStatus.PASSED,) and not self.reason:
             raise ValueError(f"row {self.case_id!r} has status {self.status} without a reason: say why")
         if self.timing is not None and self.origin is not Origin.MEASURED:
-            raise ValueError(f"row {self.case_id!r} is {self.origin} but carries a timing: put the number into metrics")
+            raise ValueError(
+                f"row {self.case_id!r} is {self.origin} but carries a timing: put the number into metrics"
+            )
         return self
 
     @property
@@ -103,11 +107,18 @@ class Row(BaseModel):
 
     def flat(self) -> dict[str, Any]:
         """One level of columns for a table: axis_*, error_*, metric_*, gpu_* and the timing's fields."""
-        flat: dict[str, Any] = self.model_dump(mode="json", exclude={"axes", "errors", "metrics", "timing", "gpu"})
+        flat: dict[str, Any] = self.model_dump(
+            mode="json", exclude={"axes", "errors", "metrics", "timing", "gpu"}
+        )
         flat["floor_ratio"] = self.floor_ratio
         timing = self.timing.model_dump() if self.timing else dict.fromkeys(Timing.model_fields)
         flat |= timing | {"samples": list(timing["samples"] or ())}
         gpu = self.gpu.model_dump() if self.gpu else dict.fromkeys(GpuState.model_fields)
-        for prefix, values in (("axis", self.axes), ("error", self.errors), ("metric", self.metrics), ("gpu", gpu)):
+        for prefix, values in (
+            ("axis", self.axes),
+            ("error", self.errors),
+            ("metric", self.metrics),
+            ("gpu", gpu),
+        ):
             flat |= {f"{prefix}_{name}": value for name, value in values.items()}
         return flat

@@ -52,11 +52,15 @@ def names() -> list[str]:
 def load(name: str) -> HardwareTarget:
     """The target called `name`. Raises ValueError that lists the known ones."""
     if name not in names():
-        raise ValueError(f"unknown target {name!r}: choose one of {', '.join(names())}, or add data/targets/{name}.toml")
+        raise ValueError(
+            f"unknown target {name!r}: choose one of {', '.join(names())}, or add data/targets/{name}.toml"
+        )
     data = tomllib.loads((TARGETS_DIR / f"{name}.toml").read_text())
     expected = {f.name for f in fields(HardwareTarget)} - {"name"}
     if data.keys() != expected:
-        raise ValueError(f"data/targets/{name}.toml: missing {sorted(expected - data.keys())}, unknown {sorted(data.keys() - expected)}")
+        raise ValueError(
+            f"data/targets/{name}.toml: missing {sorted(expected - data.keys())}, unknown {sorted(data.keys() - expected)}"
+        )
     data["device_names"] = tuple(data["device_names"])
     return HardwareTarget(name=name, **data)
 
@@ -71,7 +75,9 @@ def detect() -> HardwareTarget:
     for name in names():
         if any(part in device_name for part in load(name).device_names):
             return load(name)
-    raise ValueError(f"no target file names the GPU {device_name!r}: add data/targets/<name>.toml with device_names = [{device_name!r}]")
+    raise ValueError(
+        f"no target file names the GPU {device_name!r}: add data/targets/<name>.toml with device_names = [{device_name!r}]"
+    )
 
 
 def require_hardware(target: HardwareTarget) -> None:
@@ -80,4 +86,6 @@ def require_hardware(target: HardwareTarget) -> None:
         return
     here = detect()
     if here.name != target.name:
-        raise ValueError(f"target {target.name!r} needs a {target.title}; this machine is {here.name!r}: use --target {here.name}")
+        raise ValueError(
+            f"target {target.name!r} needs a {target.title}; this machine is {here.name!r}: use --target {here.name}"
+        )
