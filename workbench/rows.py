@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION = 1
 Scalar = bool | int | float | str | None
+NESTED = {"axes", "errors", "metrics", "timing", "gpu"}
 
 
 class Origin(StrEnum):
@@ -89,10 +90,8 @@ class Row(BaseModel):
     @model_validator(mode="after")
     def _timing_needs_a_passed_check(self) -> "Row":
         if self.timing is not None and self.status is not RowStatus.PASSED:
-            raise ValueError(
-                f"row {self.case_id!r} has a timing but its status is {self.status}: drop the timing"
-            )
-        if self.status not in (RowStatus.PASSED,) and not self.reason:
+            raise ValueError(f"row {self.case_id!r} is {self.status} and has a timing: drop the timing")
+        if self.status is not RowStatus.PASSED and not self.reason:
             raise ValueError(f"row {self.case_id!r} has status {self.status} without a reason: say why")
         if self.timing is not None and self.origin is not Origin.MEASURED:
             raise ValueError(

@@ -9,7 +9,7 @@ DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 
 @dataclass(frozen=True)
 class VerifyShape:
-    """Maxima of one verify-attention bucket: `bs` requests, `heads` query heads that share each latent row."""
+    """Maxima of one verify-attention bucket: `heads` query heads of a request share each latent row."""
 
     bs: int
     heads: int

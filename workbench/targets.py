@@ -58,15 +58,14 @@ def load(name: str) -> HardwareTarget:
     data = tomllib.loads((TARGETS_DIR / f"{name}.toml").read_text())
     expected = {f.name for f in fields(HardwareTarget)} - {"name"}
     if data.keys() != expected:
-        raise ValueError(
-            f"data/targets/{name}.toml: missing {sorted(expected - data.keys())}, unknown {sorted(data.keys() - expected)}"
-        )
+        missing, unknown = sorted(expected - data.keys()), sorted(data.keys() - expected)
+        raise ValueError(f"data/targets/{name}.toml: missing {missing}, unknown {unknown}")
     data["device_names"] = tuple(data["device_names"])
     return HardwareTarget(name=name, **data)
 
 
 def detect() -> HardwareTarget:
-    """The target of this machine: by GPU name, else `cpu`. Raises ValueError for a GPU without a target file."""
+    """The target of this machine: by GPU name, else `cpu`. A GPU without a target file is a ValueError."""
     import torch
 
     if not torch.cuda.is_available():
@@ -75,17 +74,14 @@ def detect() -> HardwareTarget:
     for name in names():
         if any(part in device_name for part in load(name).device_names):
             return load(name)
-    raise ValueError(
-        f"no target file names the GPU {device_name!r}: add data/targets/<name>.toml with device_names = [{device_name!r}]"
-    )
+    raise ValueError(f"no target file names the GPU {device_name!r}: add it to device_names in data/targets/")
 
 
 def require_hardware(target: HardwareTarget) -> None:
-    """Raise ValueError unless this machine can run `target` (a GPU target needs that GPU; `cpu` runs anywhere)."""
+    """Raise ValueError unless this machine can run `target`; `cpu` runs anywhere."""
     if target.backend == "cpu":
         return
     here = detect()
     if here.name != target.name:
-        raise ValueError(
-            f"target {target.name!r} needs a {target.title}; this machine is {here.name!r}: use --target {here.name}"
-        )
+        needs = f"target {target.name!r} needs a {target.title}"
+        raise ValueError(f"{needs}; this machine is {here.name!r}: use --target {here.name}")
