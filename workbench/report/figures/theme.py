@@ -1,0 +1,96 @@
+"""How every figure looks: Okabe-Ito colours, a title that states the finding, axes that name their unit."""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import plotly.graph_objects as go
+
+# Okabe and Ito's palette: told apart by readers with any colour vision.
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
+BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, BLACK = OKABE_ITO
+GREY = "#7F7F7F"  # floors, limits and anything that is not a measurement
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "hexagon")
+UNIT = re.compile(r"[(\[][^()\[\]]+[)\]]")  # "latency (µs)"
+
+
+def new_figure(
+    title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False, height: int = 420
+) -> go.Figure:
+    """An empty figure. `title` is the finding as a sentence; `x` and `y` end in a unit: "latency (µs)"."""
+    figure = go.Figure()
+    figure.update_layout(title_text=title, height=height)
+    figure.update_xaxes(title_text=x, type="log" if log_x else None)
+    figure.update_yaxes(title_text=y, type="log" if log_y else None)
+    return apply_theme(figure)
+
+
+def apply_theme(figure: go.Figure) -> go.Figure:
+    """Fonts, colours, margins and grid on a figure built elsewhere (`make_subplots`); returns it."""
+    figure.update_layout(
+        template="plotly_white",
+        colorway=OKABE_ITO,
+        font={"family": "system-ui, sans-serif", "size": 14},
+        title={"x": 0, "xanchor": "left", "font": {"size": 17}},
+        margin={"l": 70, "r": 20, "t": 70, "b": 60},
+        legend={"orientation": "h", "yanchor": "top", "y": -0.2, "x": 0},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        hovermode="closest",
+    )
+    figure.update_xaxes(automargin=True, zeroline=False)
+    figure.update_yaxes(automargin=True, zeroline=False)
+    return figure
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """name -> colour, the same name always getting the same place in order; grey beyond eight."""
+    return {name: OKABE_ITO[i] if i < len(OKABE_ITO) else GREY for i, name in enumerate(dict.fromkeys(names))}
+
+
+def add_floor(figure: go.Figure, y: float, label: str) -> go.Figure:
+    """A dashed grey line for a limit that was computed, not measured."""
+    figure.add_hline(
+        y=y, line={"dash": "dash", "color": GREY}, annotation_text=label, annotation_position="top left"
+    )
+    return figure
+
+
+def require_words(figure: go.Figure) -> go.Figure:
+    """Raise ValueError unless the figure has a title and every numeric axis with a title names a unit."""
+    title = figure.layout.title.text or ""
+    if len(title.split()) < 3:
+        raise ValueError(f"figure title {title!r} states no finding: write a sentence computed from the rows")
+    axes = [*figure.select_xaxes(), *figure.select_yaxes()]
+    if axes and not any(axis.title.text for axis in axes):
+        raise ValueError(f"figure {title!r} has no axis titles: name quantity and unit, as in 'latency (µs)'")
+    for axis in axes:
+        text = axis.title.text or ""
+        if text and not UNIT.search(text) and not _is_categorical(figure, axis):
+            raise ValueError(
+                f"axis {text!r} of figure {title!r} has no unit: write it as {text + ' (unit)'!r}"
+            )
+    return figure
+
+
+def _is_categorical(figure: go.Figure, axis: Any) -> bool:
+    """True where the data along `axis` are names, or its ticks are replaced by names."""
+    if axis.type in ("category", "multicategory", "date") or axis.ticktext is not None:
+        return True
+    letter, number = axis.plotly_name[0], axis.plotly_name[5:]
+    for trace in figure.data:
+        if (getattr(trace, f"{letter}axis", None) or letter) == letter + number:
+            values = getattr(trace, letter, None)
+            return values is not None and any(isinstance(value, str | bool) for value in values)
+    return False
+
+
+def format_us(value_us: float) -> str:
+    """A latency for a sentence: 0.42 µs, 17 µs, 3.1 ms."""
+    if not math.isfinite(value_us):
+        return "n/a"
+    if value_us >= 1e6:
+        return f"{value_us / 1e6:.3g} s"
+    return f"{value_us / 1e3:.3g} ms" if value_us >= 1e3 else f"{value_us:.3g} µs"
