@@ -140,7 +140,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert sorted(everything) == list(range(self.slow.size + 1))
 
 
-AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AllocatorMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestAgainstSlowModel = AllocatorMachine.TestCase
 
 

@@ -81,7 +81,7 @@ class TokenKVAllocator:
         return torch.from_numpy(slots)
 
     def free(self, idx: torch.Tensor) -> None:
-        """Give held slots back. ValueError names a double free, slot 0 or a foreign slot, and changes nothing."""
+        """Give held slots back. ValueError names a double free, slot 0 or a foreign slot; all or nothing."""
         slots = as_slots(idx)
         self.book.give(slots)
         if self._group is not None:
