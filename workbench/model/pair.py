@@ -1,0 +1,98 @@
+"""A target with its drafter: untrained for tests, or read from a folder of weights."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from workbench.model.config import DrafterConfig, MoEConfig, TargetConfig
+from workbench.model.drafter import Drafter
+from workbench.model.moe import Experts, Router
+from workbench.model.target import Target
+
+MASK, BOS, EOS = 256, 257, 258  # behind the 256 byte values
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+
+TINY_TARGET = TargetConfig(
+    name="tiny",
+    vocab_size=264,
+    hidden_size=256,
+    num_layers=4,
+    num_heads=4,
+    latent=128,
+    rope=32,
+    nope=32,
+    v_head_dim=64,
+    intermediate_size=704,
+    first_dense=3,
+    moe=MoEConfig(routed=8, per_token=2, width=128, shared=1),
+    max_position=2048,
+    tap_layers=(1, 2, 3),
+    bos_token_id=BOS,
+    eos_token_ids=(EOS,),
+    mask_token_id=MASK,
+)
+TINY_DRAFTER = DrafterConfig(
+    hidden_size=256,
+    num_layers=2,
+    num_heads=8,
+    kv_heads=2,
+    head_dim=32,
+    intermediate_size=512,
+    block_size=8,
+    mask_token_id=MASK,
+    tap_layers=(1, 2, 3),
+    vocab_size=264,
+)
+
+
+@contextlib.contextmanager
+def built_as(device: torch.device | str, dtype: torch.dtype) -> Iterator[None]:
+    """Modules built inside live on `device` in `dtype` from the start: no second copy in fp32."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def init_weights(model: nn.Module, seed: int, std: float = 0.02) -> None:
+    """Normal(0, std) matrices from a generator on the model's own device; norms stay at one."""
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Embedding | Router):
+                module.weight.normal_(0, std, generator=generator)
+            elif isinstance(module, Experts):
+                module.gate_up_proj.normal_(0, std, generator=generator)
+                module.down_proj.normal_(0, std, generator=generator)
+
+
+def random_target(config: TargetConfig, seed: int = 0, device: str = "cpu", std: float = 0.02) -> Target:
+    """An untrained target in `config.dtype`."""
+    with built_as(device, DTYPES[config.dtype]):
+        target = Target(config)
+    init_weights(target, seed, std)
+    return target.eval().requires_grad_(False)
+
+
+def random_pair(
+    seed: int = 0,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    target_config: TargetConfig = TINY_TARGET,
+    drafter_config: DrafterConfig = TINY_DRAFTER,
+    std: float = 0.1,
+) -> tuple[Target, Drafter]:
+    """An untrained pair, tiny by default. A large `std` keeps its argmax decisions apart from rounding."""
+    target = random_target(replace(target_config, dtype=dtype), seed, device, std)
+    with built_as(device, DTYPES[dtype]):
+        drafter = Drafter(replace(drafter_config, dtype=dtype), target)
+    init_weights(drafter, seed + 1, std)
+    return target, drafter.eval().requires_grad_(False)
