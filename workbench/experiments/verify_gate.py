@@ -1,0 +1,128 @@
+"""The correctness gate of one variant: plan, run into poisoned outputs, compare with fp64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from workbench.experiments.verify_cases import SM_SCALE, VerifyCase, VerifyInputs
+from workbench.measure import timing
+from workbench.measure.correctness import compare, judge, lse_error
+from workbench.rows import GpuState, RowStatus, Scalar
+from workbench.targets import HardwareTarget
+
+if TYPE_CHECKING:
+    import torch
+
+    from workbench.attention.plan import VerifyPlan
+    from workbench.attention.variants import Variant
+
+    Expected = tuple[torch.Tensor, torch.Tensor]
+
+
+NOT_REACHED = "not reached"
+
+
+@dataclass
+class Candidate:
+    """One variant of one case on its way from plan to row."""
+
+    variant: "Variant"
+    case: VerifyCase  # causal for a variant that takes no tree mask
+    nsplit: int | str = "auto"
+    tunables: dict[str, Any] = field(default_factory=dict)  # those the variant has
+    status: RowStatus = RowStatus.SKIPPED
+    reason: str = NOT_REACHED
+    errors: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Scalar] = field(default_factory=dict)
+    run: "VerifyRun | None" = None
+    prepared: timing.Prepared | None = None
+    gpu: GpuState | None = None
+
+    @property
+    def label(self) -> str:
+        """Unique within a case: triton_split@auto."""
+        return "@".join([self.variant.name, str(self.nsplit)])
+
+    def fail(self, error: Exception) -> None:
+        """Turn an exception into a status and a one-line reason."""
+        self.status, self.reason = classify(error)
+        self.run = self.prepared = None
+
+
+@dataclass
+class VerifyRun:
+    """A planned call of one variant on each of the inputs' pools, all into the same outputs."""
+
+    inputs: VerifyInputs
+    plan: "VerifyPlan"
+    out: "torch.Tensor"  # [T, H, latent]
+    lse: "torch.Tensor"  # [T, H]
+    tree_mask: "torch.Tensor | None"
+
+    def call(self, pool: int) -> None:
+        """Attend once; every launch is asynchronous."""
+        from workbench.attention import verify_attention
+
+        data = self.inputs
+        verify_attention(
+            data.q[pool], data.kv, data.qo_indptr, data.kv_indptr, data.kv_indices[pool], self.tree_mask,
+            sm_scale=SM_SCALE, latent=data.case.latent, plan=self.plan, out=self.out, lse=self.lse,
+        )  # fmt: skip
+
+    def calls(self) -> list[Callable[[], None]]:
+        """One call per pool."""
+        return [partial(self.call, pool) for pool in range(self.inputs.pools)]
+
+
+def classify(error: Exception) -> tuple[RowStatus, str]:
+    """The row status that an exception stands for, and its first line."""
+    text = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    kind = type(error).__name__
+    if "OutOfMemory" in kind or isinstance(error, MemoryError):
+        return RowStatus.OUT_OF_MEMORY, text
+    if "Compil" in kind or "NVRTC" in kind:
+        return RowStatus.COMPILE_ERROR, f"{kind}: {text}"
+    return RowStatus.RUNTIME_ERROR, f"{kind}: {text}"
+
+
+def qualify(
+    candidate: Candidate,
+    inputs: VerifyInputs,
+    expected: "Expected",
+    target: HardwareTarget,
+) -> None:
+    """Plan, run once and compare; only a correct candidate keeps its run. A failing launch raises."""
+    import torch
+
+    from workbench.attention import make_plan
+
+    case, variant, q = candidate.case, candidate.variant, inputs.q[0]
+    reason = variant.supports(case.shape, target)
+    if reason:
+        candidate.status, candidate.reason = RowStatus.UNSUPPORTED, reason
+        return
+    plan = make_plan(
+        case.shape, variant=variant.name, nsplit=candidate.nsplit, device=q.device, **candidate.tunables
+    )
+    candidate.metrics |= {"plan_nsplit": plan.nsplit, "workspace_bytes": plan.workspace_bytes}
+    out = torch.empty(*q.shape[:2], case.latent, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    mask = inputs.tree_mask if case.mask == "tree" else None
+    candidate.run = VerifyRun(inputs, plan, out, lse, mask)
+    check(candidate, expected)
+
+
+def check(candidate: Candidate, expected: "Expected") -> None:
+    """Poison the outputs, attend on pool 0, compare with fp64; sets errors, status and reason."""
+    run = candidate.run
+    assert run is not None
+    run.out.fill_(float("nan"))
+    run.lse.fill_(float("nan"))
+    run.call(0)
+    errors, lse_abs = compare(run.out, expected[0]), lse_error(run.lse, expected[1])
+    candidate.errors = errors.as_dict() | {"lse_max_abs": lse_abs}
+    reason = judge(errors, candidate.case.dtype, lse_abs)
+    candidate.status, candidate.reason = (RowStatus.INCORRECT, reason) if reason else (RowStatus.PASSED, "")
+    if reason:
+        candidate.run = candidate.prepared = None
