@@ -1,17 +1,16 @@
-"""Draft trees of a whole batch in static buffers: the heap as one custom op on CPU, device kernels on CUDA."""
+"""Draft trees of a whole batch in static buffers: the heap as one custom op on CPU, kernels on CUDA."""
 
-import math
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from workbench.tree.buffers import TreeBuffers
 from workbench.tree.ddtree import DraftTree, ancestor_matrix, build_chain, build_ddtree, link_children
+from workbench.tree.ddtree_torch import build_chain_torch, build_ddtree_torch
 
-_OUTPUTS = (
-    "token_ids", "depths", "parents", "log_probs", "num_nodes", "mask", "retrieve_index", "next_token",
-    "next_sibling", "nan_slot",
-)  # fmt: skip
+Method = Literal["auto", "heap", "torch", "triton"]
 
 
 def build_ddtree_batch(
@@ -22,109 +21,130 @@ def build_ddtree_batch(
     root_tokens: Tensor | None = None,
     max_tokens: Tensor | None = None,
     min_log_prob: float | None = None,
+    method: Method = "auto",
 ) -> TreeBuffers:
-    """Write the best trees for draft logits [bs, L, V] into `out`: static shapes, no host sync on CUDA.
+    """Write the best trees for draft logits [bs, L, V] into `out`; static shapes, no host sync on CUDA.
 
-    `root_tokens` [bs] int64 (None leaves column 0 of `out.token_ids`), `max_tokens` [bs] int32: tokens each request
-    may still produce, `min_log_prob`: floor of a path's log-probability. A NaN or +inf logit raises ValueError on
-    CPU; on CUDA the tree ends above that slot and `out.check()` names it.
+    `root_tokens` [bs] int64 (None leaves column 0 of `out.token_ids`), `max_tokens` [bs] int32: tokens each
+    request may still produce, `min_log_prob`: floor of a path's log-probability. `method`: "heap" (one custom op
+    on CPU), "triton", "torch" (any device); "auto" is the heap on CPU and Triton on CUDA. A NaN or +inf logit
+    raises ValueError in the heap; elsewhere the tree ends above that slot and `out.check()` names it.
     """
     _check_batch(logits, out, budget + 1)
-    if logits.is_cuda:
-        raise ValueError("the device builder is not there yet")
-    torch.ops.workbench.build_ddtree(logits, budget, root_tokens, max_tokens, min_log_prob, *out.tensors())
+    method = _resolve(method, logits, ("heap", "torch", "triton"))
+    if method == "heap":
+        outputs = out.tensors()
+        torch.ops.workbench.build_ddtree(logits, budget, root_tokens, max_tokens, min_log_prob, outputs)
+    elif method == "triton" and budget > 0 and logits.shape[1] > 0:
+        from workbench.tree.ddtree_gpu import build_ddtree_triton
+
+        build_ddtree_triton(logits, budget, out, root_tokens, max_tokens, min_log_prob)
+    else:
+        build_ddtree_torch(logits, budget, out, max_tokens, min_log_prob)
+        _write_roots(out, root_tokens)
     return out
 
 
 def build_chain_batch(
-    logits: Tensor, out: TreeBuffers, *, root_tokens: Tensor | None = None, max_tokens: Tensor | None = None
+    logits: Tensor,
+    out: TreeBuffers,
+    *,
+    root_tokens: Tensor | None = None,
+    max_tokens: Tensor | None = None,
+    method: Method = "auto",
 ) -> TreeBuffers:
-    """Write the chain of top tokens for draft logits [bs, L, V] into `out` (N >= L + 1, rows behind are padding)."""
+    """Write the chain of top tokens for draft logits [bs, L, V] into `out`; rows behind L + 1 are padding."""
     _check_batch(logits, out, logits.shape[1] + 1)
-    if logits.is_cuda:
-        raise ValueError("the device builder is not there yet")
-    torch.ops.workbench.build_chain(logits, root_tokens, max_tokens, *out.tensors())
+    if _resolve(method, logits, ("heap", "torch")) == "heap":
+        torch.ops.workbench.build_chain(logits, root_tokens, max_tokens, out.tensors())
+    else:
+        build_chain_torch(logits, out, max_tokens)
+        _write_roots(out, root_tokens)
     return out
+
+
+def _resolve(method: Method, logits: Tensor, known: tuple[str, ...]) -> str:
+    if method == "auto":
+        return "heap" if logits.device.type == "cpu" else known[-1]
+    if method not in known:
+        raise ValueError(f"method {method!r}: choose one of auto, {', '.join(known)}")
+    if method == "heap" and logits.device.type != "cpu":
+        raise ValueError(f"method 'heap' runs on the host, the logits are on {logits.device}: use 'auto'")
+    return method
 
 
 def _check_batch(logits: Tensor, out: TreeBuffers, rows: int) -> None:
     if logits.ndim != 3 or logits.shape[0] != out.bs:
-        raise ValueError(
-            f"draft logits have shape {tuple(logits.shape)}: expected [bs, L, V] with bs={out.bs}"
-        )
+        raise ValueError(f"draft logits have shape {tuple(logits.shape)}: expected [bs, L, V] with bs={out.bs}")
     if rows > out.width:
-        raise ValueError(
-            f"a tree of {rows} rows does not fit buffers of {out.width}: use TreeBuffers(bs, {rows})"
-        )
+        raise ValueError(f"a tree of {rows} rows does not fit width {out.width}: use TreeBuffers(bs, {rows})")
     if logits.device != out.device:
-        raise ValueError(
-            f"draft logits are on {logits.device}, buffers on {out.device}: put both on one device"
-        )
+        raise ValueError(f"logits are on {logits.device}, buffers on {out.device}: put both on one device")
 
 
-@torch.library.custom_op("workbench::build_ddtree", mutates_args=_OUTPUTS, device_types="cpu")
+def _write_roots(out: TreeBuffers, root_tokens: Tensor | None) -> None:
+    if root_tokens is not None:
+        out.token_ids[:, 0] = root_tokens
+
+
+@torch.library.custom_op("workbench::build_ddtree", mutates_args=("outputs",), device_types="cpu")
 def _build_ddtree_host(
-    logits: Tensor, budget: int, root_tokens: Tensor | None, max_tokens: Tensor | None, min_log_prob: float | None,
-    token_ids: Tensor, depths: Tensor, parents: Tensor, log_probs: Tensor, num_nodes: Tensor, mask: Tensor,
-    retrieve_index: Tensor, next_token: Tensor, next_sibling: Tensor, nan_slot: Tensor,
-) -> None:  # fmt: skip
-    floor = -math.inf if min_log_prob is None else min_log_prob
-    roots, limits = _per_request(root_tokens, max_tokens, token_ids)
-    trees = [
-        build_ddtree(logits[b], budget, roots[b], max_tokens=limits[b], min_log_prob=floor)
-        for b in range(logits.shape[0])
-    ]
-    _write_trees(
-        trees, token_ids, depths, parents, log_probs, num_nodes, mask, retrieve_index, next_token, next_sibling,
-        nan_slot,
-    )  # fmt: skip
+    logits: Tensor,
+    budget: int,
+    root_tokens: Tensor | None,
+    max_tokens: Tensor | None,
+    min_log_prob: float | None,
+    outputs: list[Tensor],
+) -> None:
+    def build(b: int, limit: int | None) -> DraftTree:
+        return build_ddtree(logits[b], budget, max_tokens=limit, min_log_prob=min_log_prob)
+
+    _write_batch(build, root_tokens, max_tokens, outputs)
 
 
-@torch.library.custom_op("workbench::build_chain", mutates_args=_OUTPUTS, device_types="cpu")
+@torch.library.custom_op("workbench::build_chain", mutates_args=("outputs",), device_types="cpu")
 def _build_chain_host(
-    logits: Tensor, root_tokens: Tensor | None, max_tokens: Tensor | None,
-    token_ids: Tensor, depths: Tensor, parents: Tensor, log_probs: Tensor, num_nodes: Tensor, mask: Tensor,
-    retrieve_index: Tensor, next_token: Tensor, next_sibling: Tensor, nan_slot: Tensor,
-) -> None:  # fmt: skip
-    roots, limits = _per_request(root_tokens, max_tokens, token_ids)
-    trees = [build_chain(logits[b], roots[b], max_tokens=limits[b]) for b in range(logits.shape[0])]
-    _write_trees(
-        trees, token_ids, depths, parents, log_probs, num_nodes, mask, retrieve_index, next_token, next_sibling,
-        nan_slot,
-    )  # fmt: skip
+    logits: Tensor, root_tokens: Tensor | None, max_tokens: Tensor | None, outputs: list[Tensor]
+) -> None:
+    def build(b: int, limit: int | None) -> DraftTree:
+        return build_chain(logits[b], max_tokens=limit)
+
+    _write_batch(build, root_tokens, max_tokens, outputs)
 
 
-def _per_request(
-    root_tokens: Tensor | None, max_tokens: Tensor | None, token_ids: Tensor
-) -> tuple[list[int], list[int | None]]:
-    roots = (token_ids[:, 0] if root_tokens is None else root_tokens).tolist()
-    return roots, [None] * len(roots) if max_tokens is None else max_tokens.tolist()
+def _write_batch(
+    build: Callable[[int, int | None], DraftTree],
+    root_tokens: Tensor | None,
+    max_tokens: Tensor | None,
+    outputs: list[Tensor],
+) -> None:
+    """Build each request's tree and copy it into the fixed-width outputs; every element but the root is written."""
+    with torch._C.DisableTorchFunction():  # a capture watches for host reads; inside this one op they are meant
+        bs, width = outputs[0].shape
+        limits = [None] * bs if max_tokens is None else max_tokens.tolist()
+        for b in range(bs):
+            write_tree(build(b, limits[b]), b, outputs)
+        outputs[6].copy_(torch.arange(bs * width).view(bs, width))
+        if root_tokens is not None:
+            outputs[0][:, 0] = root_tokens
 
 
-def _write_trees(
-    trees: list[DraftTree], token_ids: Tensor, depths: Tensor, parents: Tensor, log_probs: Tensor, num_nodes: Tensor,
-    mask: Tensor, retrieve_index: Tensor, next_token: Tensor, next_sibling: Tensor, nan_slot: Tensor,
-) -> None:  # fmt: skip
-    """Copy trees of any sizes into fixed-width buffers; every element is written."""
-    bs, width = token_ids.shape
-    token_ids.zero_()
-    depths.zero_()
-    parents.fill_(-1)
-    log_probs.fill_(-torch.inf)
-    next_token.fill_(-1)
-    next_sibling.fill_(-1)
-    nan_slot.fill_(-1)
-    retrieve_index.copy_(torch.arange(bs * width).view(bs, width))
-    mask.copy_(torch.eye(width, dtype=torch.bool))
-    num_nodes.copy_(torch.tensor([len(tree) for tree in trees]))
-    for b, tree in enumerate(trees):
-        n = len(tree)
-        links = tree.parents.tolist()
-        children, siblings = link_children(links)
-        token_ids[b, :n] = tree.token_ids
-        depths[b, :n] = tree.depths
-        parents[b, :n] = tree.parents
-        log_probs[b, :n] = tree.log_probs
-        mask[b, :n, :n] = torch.from_numpy(ancestor_matrix(links))
-        next_token[b, :n] = torch.tensor(children)
-        next_sibling[b, :n] = torch.tensor(siblings)
+def write_tree(tree: DraftTree, b: int, outputs: list[Tensor]) -> None:
+    """Write one tree into row `b` of the outputs (order of `TreeBuffers.tensors`), all but the root's token."""
+    token_ids, depths, parents, log_probs, num_nodes, mask, _, next_token, next_sibling, nan_slot = outputs
+    n, links = len(tree), tree.parents.tolist()
+    token_ids[b, 1:n] = tree.token_ids[1:]
+    token_ids[b, n:] = 0
+    children, siblings = link_children(links)
+    for field, values, padding in (
+        (depths, tree.depths, 0),
+        (parents, tree.parents, -1),
+        (log_probs, tree.log_probs, -torch.inf),
+        (next_token, torch.tensor(children), -1),
+        (next_sibling, torch.tensor(siblings), -1),
+    ):
+        field[b, :n] = values
+        field[b, n:] = padding
+    num_nodes[b], nan_slot[b] = n, -1
+    mask[b] = torch.eye(mask.shape[1], dtype=torch.bool)
+    mask[b, :n, :n] = torch.from_numpy(ancestor_matrix(links))

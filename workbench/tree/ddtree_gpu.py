@@ -1,0 +1,283 @@
+"""DDTree for a batch in four Triton kernels: no host sync, fixed shapes, capturable.
+
+1. `_scan_kernel` reads the logits once: maximum of every group of G neighbours, and partial log-normalisers.
+2. `_rank_kernel`, one program a slot: the K best tokens lie in the K groups of greatest maximum (ties: smaller group,
+   hence smaller token, first), so it sorts the group maxima, reads those K groups again and sorts their tokens.
+3. `_select_kernel`, one program a request: depth by depth the best prefixes, as in `ddtree_torch`.
+4. `_link_kernel`: ancestors, first children, next siblings.
+
+Least time: reading the logits once. Keys carry the index below the value, so equal values are settled as on the host.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from workbench.tree.buffers import TreeBuffers
+from workbench.tree.ddtree_torch import pair_table
+
+GROUP = 64  # tokens whose maximum is kept
+GROUPS_PER_PROGRAM = 128
+LINK_ROWS = 16
+
+
+@triton.jit
+def _pack(value, index):
+    bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
+
+
+@triton.jit
+def _unpack_value(key):
+    ordered = (key >> 32).to(tl.int32)
+    bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _unpack_index(key):
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _scan_kernel(
+    logits, group_max, partial, vocab, groups, stride_b, stride_l, slots,
+    G: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """partial [rows, programs, 2]: (maximum, sum of exp(x - maximum)) of each program's M groups."""
+    row = tl.program_id(0)
+    chunk = tl.program_id(1)
+    base = logits + (row // slots).to(tl.int64) * stride_b + (row % slots).to(tl.int64) * stride_l
+    group = chunk * M + tl.arange(0, M)
+    token = group[:, None] * G + tl.arange(0, G)[None, :]
+    x = tl.load(base + token, mask=token < vocab, other=float("-inf")).to(tl.float32)  # [M, G]
+    top = tl.max(x, 1)
+    tl.store(group_max + row * groups + group, top, mask=group < groups)
+    peak = tl.max(top, 0)
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.sum(tl.exp(x - shift), 1), 0)
+    out = partial + (row * tl.num_programs(1) + chunk) * 2
+    tl.store(out, peak)
+    tl.store(out + 1, total)
+
+
+@triton.jit
+def _rank_kernel(
+    logits, group_max, partial, log_probs, tokens, row_bad, vocab, groups, chunks, stride_b, stride_l, slots, k,
+    G: tl.constexpr, GROUPS: tl.constexpr, KG: tl.constexpr, K: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """log_probs, tokens [rows, K] sorted; entries at and behind k are -inf."""
+    row = tl.program_id(0)
+    part = tl.arange(0, CHUNKS)
+    held = part < chunks
+    peaks = tl.load(partial + (row * chunks + part) * 2, mask=held, other=float("-inf"))
+    totals = tl.load(partial + (row * chunks + part) * 2 + 1, mask=held, other=0.0)
+    peak = tl.max(peaks, 0)
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(totals * tl.exp(tl.where(peaks == float("-inf"), 0.0, peaks) - shift), 0)
+    lse = shift + tl.log(total)
+
+    group = tl.arange(0, GROUPS)
+    top = tl.load(group_max + row * groups + group, mask=group < groups, other=float("-inf"))
+    best_groups = _unpack_index(tl.topk(_pack(top, group), KG))  # [KG]
+    token = best_groups[:, None] * G + tl.arange(0, G)[None, :]
+    base = logits + (row // slots).to(tl.int64) * stride_b + (row % slots).to(tl.int64) * stride_l
+    x = tl.load(base + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    keys = tl.topk(tl.reshape(_pack(x, token), KG * G), K)  # [K]
+
+    rank = tl.arange(0, K)
+    value = _unpack_value(keys)
+    lse = tl.zeros([K], tl.float32) + lse
+    bad = (lse != lse) | (lse == float("inf"))
+    dead = bad | (value == float("-inf")) | (rank >= k)
+    tl.store(log_probs + row * K + rank, tl.where(dead, float("-inf"), value - tl.where(dead, 0.0, lse)))
+    tl.store(tokens + row * K + rank, tl.where(dead, 0, _unpack_index(keys)))
+    tl.store(row_bad + row, tl.max(bad.to(tl.int32), 0))
+
+
+@triton.jit
+def _select_kernel(
+    log_probs, tokens, row_bad, pair_first, pair_second, roots, limits,
+    out_tokens, out_depths, out_parents, out_log_probs, out_num_nodes, out_nan_slot,
+    pairs, budget, width, floor,
+    HAS_ROOTS: tl.constexpr, HAS_LIMITS: tl.constexpr, SLOTS: tl.constexpr, LEVELS: tl.constexpr,
+    K: tl.constexpr, B: tl.constexpr, PAIRS: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """One request. Levels are held as [LEVELS, B] in registers; level d holds prefixes of depth d + 1."""
+    b = tl.program_id(0)
+    limit = SLOTS
+    if HAS_LIMITS:
+        limit = tl.minimum(SLOTS, tl.load(limits + b) - 1)
+    pair = tl.arange(0, PAIRS)
+    first = tl.load(pair_first + pair, mask=pair < pairs, other=0)
+    second = tl.load(pair_second + pair, mask=pair < pairs, other=0)
+    position = tl.arange(0, B)
+    base = log_probs + b * SLOTS * K
+    level = tl.load(base + position, mask=(position < K) & (position * 0 < limit), other=float("-inf"))
+    row = tl.arange(0, LEVELS)[:, None]
+    weights = tl.where(row == 0, level[None, :], float("-inf"))  # [LEVELS, B]
+    above = tl.zeros([LEVELS, B], tl.int32)
+    ranks = tl.where(row == 0, position[None, :], 0)
+    for d in tl.static_range(1, SLOTS):
+        step = tl.load(base + d * K + second, mask=(pair < pairs) & (pair * 0 + d < limit), other=float("-inf"))
+        keys = tl.topk(_pack(tl.gather(level, first, 0) + step, pair), B)
+        level = _unpack_value(keys)
+        chosen = _unpack_index(keys)
+        weights = tl.where(row == d, level[None, :], weights)
+        above = tl.where(row == d, tl.load(pair_first + chosen, mask=chosen < pairs, other=0)[None, :], above)
+        ranks = tl.where(row == d, tl.load(pair_second + chosen, mask=chosen < pairs, other=0)[None, :], ranks)
+    entry = tl.arange(0, LEVELS * B)
+    keys = tl.topk(_pack(tl.reshape(weights, LEVELS * B), entry), B)  # shallower first where weights are equal
+    weight = _unpack_value(keys)
+    chosen = _unpack_index(keys)
+    depth = chosen // B
+    rank = tl.gather(tl.reshape(ranks, LEVELS * B), chosen, 0)
+    parent_entry = (depth - 1) * B + tl.gather(tl.reshape(above, LEVELS * B), chosen, 0)
+    is_parent = (chosen[None, :] == parent_entry[:, None]) & (depth[:, None] > 0)
+    parent = tl.sum(tl.where(is_parent, position[None, :] + 1, 0), 1)
+
+    live = (weight > float("-inf")) & (weight >= floor) & (position < budget)
+    token = tl.load(tokens + (b * SLOTS + depth) * K + rank, mask=live, other=0)
+    column = b * width + 1 + position
+    inside = position + 1 < width
+    tl.store(out_tokens + column, tl.where(live, token, 0).to(tl.int64), mask=inside)
+    tl.store(out_depths + column, tl.where(live, depth + 1, 0), mask=inside)
+    tl.store(out_parents + column, tl.where(live, parent, -1), mask=inside)
+    tl.store(out_log_probs + column, tl.where(live, weight, float("-inf")), mask=inside)
+    tl.store(out_num_nodes + b, tl.sum(live.to(tl.int32), 0) + 1)
+
+    behind = tl.arange(0, N)
+    unused = (behind > B) & (behind < width)
+    tl.store(out_tokens + b * width + behind, tl.zeros([N], tl.int64), mask=unused)
+    fixed = unused | (behind == 0)
+    tl.store(out_depths + b * width + behind, tl.zeros([N], tl.int32), mask=fixed)
+    tl.store(out_parents + b * width + behind, tl.full([N], -1, tl.int32), mask=fixed)
+    root_weight = tl.where(behind == 0, 0.0, float("-inf"))
+    tl.store(out_log_probs + b * width + behind, root_weight, mask=fixed)
+    if HAS_ROOTS:
+        tl.store(out_tokens + b * width, tl.load(roots + b))
+    slot = tl.arange(0, LEVELS)
+    bad = tl.load(row_bad + b * SLOTS + slot, mask=slot < SLOTS, other=0)
+    first_bad = tl.min(tl.where(bad != 0, slot, SLOTS), 0)
+    tl.store(out_nan_slot + b, tl.where(first_bad < SLOTS, first_bad, -1))
+
+
+@triton.jit
+def _link_kernel(
+    parents, num_nodes, mask, retrieve_index, next_token, next_sibling, width, depth,
+    R: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """R rows of one request: visibility, first child, next sibling."""
+    b = tl.program_id(0)
+    row = tl.program_id(1) * R + tl.arange(0, R)
+    column = tl.arange(0, N)
+    base = parents + b * width
+    column_parent = tl.load(base + column, mask=column < width, other=-1)
+    row_parent = tl.load(base + row, mask=row < width, other=-1)
+    sees = row[:, None] == column[None, :]
+    ancestor = row_parent
+    for _ in range(depth):
+        sees |= ancestor[:, None] == column[None, :]
+        ancestor = tl.load(base + ancestor, mask=ancestor > 0, other=-1)
+    cell = (b * width + row[:, None]) * width + column[None, :]
+    inside = (row[:, None] < width) & (column[None, :] < width)
+    tl.store(mask + cell, sees.to(tl.int8), mask=inside)
+
+    is_child = (column_parent[None, :] == row[:, None]) & (column[None, :] > 0)
+    child = tl.min(tl.where(is_child, column[None, :], N), 1)
+    same = (column_parent[None, :] == row_parent[:, None]) & (row_parent[:, None] >= 0)
+    sibling = tl.min(tl.where(same & (column[None, :] > row[:, None]), column[None, :], N), 1)
+    place = b * width + row
+    tl.store(next_token + place, tl.where(child < N, child, -1).to(tl.int64), mask=row < width)
+    tl.store(next_sibling + place, tl.where(sibling < N, sibling, -1).to(tl.int64), mask=row < width)
+    tl.store(retrieve_index + place, place.to(tl.int64), mask=row < width)
+
+
+def _power(n: int) -> int:
+    """Next power of two, at least 2: a sort of one element is not a sort."""
+    return max(2, triton.next_power_of_2(n))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Sizes that follow from the shapes alone."""
+
+    rows: int
+    groups: int
+    chunks: int
+    k: int
+    k_padded: int
+    width: int  # prefixes kept a level
+
+    @staticmethod
+    def plan(bs: int, slots: int, vocab: int, budget: int, group: int) -> "Launch":
+        groups = triton.cdiv(vocab, group)
+        k = min(budget, vocab)
+        return Launch(bs * slots, groups, triton.cdiv(groups, GROUPS_PER_PROGRAM), k, _power(k), _power(budget))
+
+
+def build_ddtree_triton(
+    logits: Tensor,
+    budget: int,
+    out: TreeBuffers,
+    root_tokens: Tensor | None,
+    max_tokens: Tensor | None,
+    min_log_prob: float | None,
+    group: int = GROUP,
+) -> None:
+    """Fill `out` from draft logits [bs, L, V] (contiguous vocabulary), budget >= 1, L >= 1."""
+    bs, slots, vocab = logits.shape
+    if logits.stride(2) != 1:
+        raise ValueError(f"draft logits have vocabulary stride {logits.stride(2)}: pass them with stride 1")
+    launch = Launch.plan(bs, slots, vocab, budget, group)
+    scratch = _workspace(out, launch, (bs, slots, vocab, budget, group))
+    rank_slots_triton(logits, launch, scratch, group)
+    _, _, log_probs, tokens, row_bad = scratch
+    first, second = pair_table(launch.width, launch.k_padded, logits.device)
+    _select_kernel[(bs,)](
+        log_probs, tokens, row_bad, first, second, root_tokens, max_tokens,
+        out.token_ids, out.depths, out.parents, out.log_probs, out.num_nodes, out.nan_slot,
+        len(first), budget, out.width, float("-inf") if min_log_prob is None else min_log_prob,
+        HAS_ROOTS=root_tokens is not None, HAS_LIMITS=max_tokens is not None,
+        SLOTS=slots, LEVELS=_power(slots), K=launch.k_padded, B=launch.width,
+        PAIRS=_power(len(first)), N=_power(out.width), num_warps=4,
+    )  # fmt: skip
+    _link_kernel[(bs, triton.cdiv(out.width, LINK_ROWS))](
+        out.parents, out.num_nodes, out.mask, out.retrieve_index, out.next_token, out.next_sibling,
+        out.width, slots, R=LINK_ROWS, N=_power(out.width), num_warps=4,
+    )  # fmt: skip
+
+
+def rank_slots_triton(logits: Tensor, launch: Launch, scratch: tuple[Tensor, ...], group: int) -> None:
+    """Kernels 1 and 2: the K best log-probabilities and tokens of every slot, into `scratch`."""
+    group_max, partial, log_probs, tokens, row_bad = scratch
+    slots, vocab = logits.shape[1:]
+    padded = _power(launch.groups)
+    _scan_kernel[(launch.rows, launch.chunks)](
+        logits, group_max, partial, vocab, launch.groups, logits.stride(0), logits.stride(1), slots,
+        G=group, M=GROUPS_PER_PROGRAM, num_warps=8,
+    )  # fmt: skip
+    _rank_kernel[(launch.rows,)](
+        logits, group_max, partial, log_probs, tokens, row_bad, vocab, launch.groups, launch.chunks,
+        logits.stride(0), logits.stride(1), slots, launch.k,
+        G=group, GROUPS=padded, KG=min(launch.k_padded, padded), K=launch.k_padded, CHUNKS=_power(launch.chunks),
+        num_warps=16,
+    )  # fmt: skip
+
+
+def _workspace(out: TreeBuffers, launch: Launch, key: tuple) -> tuple[Tensor, ...]:
+    """Scratch that lives as long as the buffers: allocated by the first call, which must not be a capture."""
+    if key not in out.workspace:
+        device = out.device
+        out.workspace[key] = (
+            torch.empty(launch.rows, launch.groups, dtype=torch.float32, device=device),
+            torch.empty(launch.rows, launch.chunks, 2, dtype=torch.float32, device=device),
+            torch.empty(launch.rows, launch.k_padded, dtype=torch.float32, device=device),
+            torch.empty(launch.rows, launch.k_padded, dtype=torch.int32, device=device),
+            torch.empty(launch.rows, dtype=torch.int32, device=device),
+        )
+    return out.workspace[key]
