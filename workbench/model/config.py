@@ -1,10 +1,13 @@
 """Sizes of a target and of a drafter; byte counts follow from them."""
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from workbench.shapes import DTYPE_BYTES
+
+Scoring = Literal["sigmoid", "softmax"]
+Selection = Literal["noaux_tc", "greedy", "group_limited_greedy"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class MoEConfig:
     shared: int = 1  # shared experts, each of `width`
     groups: int = 1
     groups_kept: int = 1
-    scoring: Literal["sigmoid", "softmax"] = "sigmoid"
-    selection: Literal["noaux_tc", "greedy", "group_limited_greedy"] = "noaux_tc"
+    scoring: Scoring = "sigmoid"
+    selection: Selection = "noaux_tc"
     normalise: bool = True
     scaling: float = 1.0
     resident: int = 0
@@ -196,8 +199,10 @@ class DrafterConfig:
     sliding_window: int | None = None
     layer_types: tuple[str, ...] = ()
     is_causal: bool | None = None  # None = causal exactly in sliding layers, as the published code has it
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0  # 0 = none, else cap * tanh(logits / cap)
     dtype: str = "bf16"
-    extra: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.num_heads % self.kv_heads:

@@ -151,7 +151,7 @@ class Drafter(nn.Module):
         """Logits [bs, L, V] fp32 of the L tokens behind `bonus` [bs], which sits at position `start` [bs]."""
         bs, block = len(bonus), self.config.block_size
         batch = self.block_batch(bonus, start, kv_indptr, kv_indices, pool)
-        x = self.embed_tokens(batch.token_ids).to(self.dtype)  # [bs * block, hidden]
+        x = self.embed(batch.token_ids)  # [bs * block, hidden]
         cos, sin = self.rotary(batch.positions)
         for index, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
@@ -160,10 +160,16 @@ class Drafter(nn.Module):
         drafts = self.norm(x).view(bs, block, -1)[:, 1:]
         return self.logits(drafts)
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The target's embedding, [..., hidden]."""
+        return self.embed_tokens(token_ids).to(self.dtype) * self.config.embedding_scale
+
     def logits(self, normed: Tensor) -> Tensor:
         """Through the target's head; fp32."""
         head = self.target[0].lm_head
-        return head(normed.to(head.weight.dtype)).float()
+        logits = head(normed.to(head.weight.dtype)).float() * self.config.logit_scale
+        cap = self.config.logit_cap
+        return torch.tanh(logits / cap) * cap if cap else logits
 
     def block_batch(
         self, bonus: Tensor, start: Tensor, kv_indptr: Tensor, kv_indices: Tensor, pool: KVPool

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: absorbed over the paged pool at decode, expanded at prefill and in training."""
+"""Multi-head latent attention: absorbed over the pool at decode, expanded at prefill and in training."""
 
 import torch
 from torch import Tensor, nn

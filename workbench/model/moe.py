@@ -81,7 +81,8 @@ class MoE(nn.Module):
         Returns (output [..., hidden], load [routed]: the share of routes each expert got).
         """
         flat = x.flatten(0, -2)
-        weights, ids = self.gate(flat)
+        with torch.autocast(x.device.type, enabled=False):  # routes are decided in fp32, as at decode
+            weights, ids = self.gate(flat.float())
         routes = torch.zeros(len(flat), self.config.routed, device=x.device).scatter(1, ids, weights)
         gate, up = (
             F.linear(flat, self.experts.gate_up_proj.flatten(0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,6 +53,10 @@ class Target(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.embed_tokens.weight.dtype
+
+    def set_tap_layers(self, layers: tuple[int, ...]) -> None:
+        """Hand the hidden states after `layers` to the drafter from now on."""
+        self.config = replace(self.config, tap_layers=layers)
 
     def make_pool(self, size: int) -> KVPool:
         """A pool of `size` rows per layer behind the dummy row 0."""
