@@ -28,6 +28,11 @@ class LayoutScore:
     pairs: int = 0  # neighbouring tokens of one request
 
     @property
+    def gaps(self) -> int:
+        """Neighbouring tokens whose slots are not +1, forward or backward."""
+        return round(self.pairs * self.gap_rate)
+
+    @property
     def gap_rate(self) -> float:
         """Share of neighbouring tokens whose slots are not +1, forward or backward."""
         return 1.0 - self.adjacency

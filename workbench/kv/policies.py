@@ -13,6 +13,7 @@ from workbench.kv.allocator import TokenKVAllocator
 from workbench.kv.best_fit import BestFitRuns
 from workbench.kv.booked import SortedAlways
 from workbench.kv.paged import Paged
+from workbench.kv.slot_book import SlotBook
 
 
 class SlotPolicy(Protocol):
@@ -21,6 +22,7 @@ class SlotPolicy(Protocol):
     size: int
     page_size: int
     handed_out: int
+    book: SlotBook
 
     @property
     def rows(self) -> int: ...
