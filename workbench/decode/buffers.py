@@ -1,0 +1,131 @@
+"""What a step reads and writes besides weights and KV rows: on the device, at one address for life."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.tree.buffers import AcceptBuffers, TreeBuffers
+
+
+@dataclass(init=False)
+class RequestTable:
+    """State of the running requests, one row each; row 0 belongs to padding and stays empty."""
+
+    req_to_token: Tensor  # [rows, max_context] int32, pool slot of each committed token
+    kv_len: Tensor  # [rows] int64, committed tokens
+    bonus: Tensor  # [rows] int64, the last emitted token, not in the pool yet
+    remaining: Tensor  # [rows] int32, tokens the request may still emit
+    temperature: Tensor  # [rows] fp32
+
+    def __init__(self, rows: int, max_context: int, device: torch.device | str) -> None:
+        self.req_to_token = torch.zeros(rows, max_context, dtype=torch.int32, device=device)
+        self.kv_len = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.bonus = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.remaining = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.temperature = torch.ones(rows, dtype=torch.float32, device=device)
+
+    @property
+    def max_context(self) -> int:
+        return self.req_to_token.shape[1]
+
+    def set_row(
+        self, row: int, slots: Tensor, bonus: Tensor | int, remaining: int, temperature: float
+    ) -> None:
+        """Fill one row after a prefill: slots [kv_len]."""
+        self.req_to_token[row, : len(slots)] = slots.to(self.req_to_token)
+        self.kv_len[row] = len(slots)
+        self.bonus[row] = bonus
+        self.remaining[row] = remaining
+        self.temperature[row] = temperature or 1.0
+
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, f.name) for f in fields(self)]
+
+
+class StepBuffers:
+    """Inputs, intermediate results and outputs of one bucket of `bs` requests of `width` rows each."""
+
+    def __init__(self, bs: int, width: int, max_accept: int, max_context: int, device: torch.device) -> None:
+        if width < 1 or max_accept < 1:
+            raise ValueError(
+                f"width={width}, max_accept={max_accept}: both count the root and must be at least 1"
+            )
+        self.bs, self.width, self.max_accept, self.max_context = bs, width, max_accept, max_context
+        self.device = device
+        self.inputs = torch.zeros(bs * (1 + width), dtype=torch.int64, device=device)
+        self.req_index = self.inputs[:bs]  # [bs] rows of the table, 0 = padding
+        self.out_slots = self.inputs[bs:]  # [bs * width], reserved by the host a step ahead
+        self.qo_indptr = torch.arange(0, bs * width + 1, width, dtype=torch.int32, device=device)
+        self.kv_len = torch.zeros(bs, dtype=torch.int64, device=device)
+        self.bonus = torch.zeros(bs, dtype=torch.int64, device=device)
+        self.remaining = torch.zeros(bs, dtype=torch.int32, device=device)
+        self.temperature = torch.ones(bs, dtype=torch.float32, device=device)
+        self.kv_indptr = torch.zeros(bs + 1, dtype=torch.int32, device=device)
+        self.kv_indices = torch.zeros(bs * max_context, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(bs * width, dtype=torch.int64, device=device)
+        self.mask = torch.zeros(bs * width * width, dtype=torch.bool, device=device)
+        self.tree = TreeBuffers(bs, width, device)
+        self.accept = AcceptBuffers(bs, max_accept, device)
+        self.noise = torch.zeros(bs * width, dtype=torch.float32, device=device)
+        self.result = torch.zeros(bs, 2 * max_accept + 3, dtype=torch.int64, device=device)
+        self.flat_index = torch.arange(bs * max_context, device=device)
+        self.draft_logits: Tensor | None = None  # [bs, L, V], of the last step or of the graph
+        self.logits: Tensor | None = None  # [bs * width, V] fp32
+        self.taps: Tensor | None = None  # [bs * width, F]
+
+    def statics(self) -> dict[str, Tensor]:
+        """Every buffer that a graph holds by address."""
+        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        for name in ("draft_logits", "logits", "taps"):
+            own.pop(name, None)
+        for prefix, group in (("tree", self.tree), ("accept", self.accept)):
+            own |= {
+                f"{prefix}.{f.name}": value
+                for f in fields(group)
+                if isinstance(value := getattr(group, f.name), Tensor)
+            }
+        return own
+
+    def adopt(self, other: "StepBuffers") -> None:
+        """Take over inputs and tree of a wider bucket of the same batch, cut to this width."""
+        n, w = min(self.bs, other.bs), self.width
+        self.inputs.zero_()
+        self.req_index[:n] = other.req_index[:n]
+        self.out_slots.view(self.bs, w)[:n] = other.out_slots.view(other.bs, other.width)[:n, :w]
+        for name in ("kv_len", "bonus", "remaining", "temperature"):
+            getattr(self, name)[:n] = getattr(other, name)[:n]
+        self.kv_indptr.copy_(other.kv_indptr[: self.bs + 1])
+        self.kv_indices.copy_(other.kv_indices[: len(self.kv_indices)])
+        _cut_tree(self.tree, other.tree, n)
+
+    def unpack(self, result: Any) -> "StepResult":
+        """Split a host copy of `result` (an array [bs, 2 * max_accept + 3])."""
+        a = self.max_accept
+        return StepResult(
+            tokens=result[:, :a],
+            node_index=result[:, a : 2 * a],
+            accept_length=result[:, 2 * a],
+            num_nodes=result[:, 2 * a + 1],
+            depth=result[:, 2 * a + 2],
+        )
+
+
+def _cut_tree(narrow: TreeBuffers, wide: TreeBuffers, n: int) -> None:
+    w = narrow.width
+    for name in ("token_ids", "depths", "parents", "log_probs", "next_token", "next_sibling"):
+        getattr(narrow, name)[:n] = getattr(wide, name)[:n, :w]
+    narrow.mask[:n] = wide.mask[:n, :w, :w]
+    narrow.num_nodes[:n] = wide.num_nodes[:n]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the host reads of a step; NumPy int64 arrays."""
+
+    tokens: Any  # [bs, max_accept], -1 behind the end
+    node_index: Any  # [bs, max_accept], accepted rows, -1 behind the end
+    accept_length: Any  # [bs], bonus included
+    num_nodes: Any  # [bs], root included
+    depth: Any  # [bs], deepest drafted node

@@ -1,0 +1,222 @@
+"""Captures the step once per bucket and decides, with a reason, whether a step is replayed from a graph."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from workbench.decode.attend import plan_drafter, plan_target
+from workbench.decode.buffers import StepBuffers
+from workbench.decode.capture_watch import CaptureError
+from workbench.decode.conditions import CONDITIONS, Condition
+from workbench.decode.decision import Bucket, ForwardMode, Reason, ReplayDecision, ReplayRefused, StepBatch
+from workbench.decode.hooks import DecodeHooks
+from workbench.decode.replay import Graph, GraphBackend
+from workbench.decode.step import DecodeStep, mark_trace
+
+Mode = Literal["eager", "split_graph", "step_graph"]
+MODES = ("eager", "split_graph", "step_graph")
+OUTPUTS = ("draft_logits", "logits", "taps")
+
+
+@dataclass
+class Captured:
+    """The graphs of one bucket: one for the whole step, or one per part."""
+
+    graphs: dict[str, Graph]
+    pointers: dict[str, int]
+    outputs: dict[str, Any]
+    seconds: float
+    reserved_bytes: int  # grown by this bucket
+
+
+@dataclass
+class GraphRunner:
+    """Buckets, capture, the decision, and the run of one step."""
+
+    step: DecodeStep
+    mode: Mode
+    backend: GraphBackend | None
+    max_accept: int
+    max_context: int
+    device: torch.device
+    padding: bool = True
+    strict: bool = False
+    variant: str = "auto"
+    nsplit: int | str = "auto"
+    draft_variant: str = "auto"
+    hooks: DecodeHooks = field(default_factory=DecodeHooks)
+    conditions: Sequence[Condition] = CONDITIONS
+    allowed_modes: frozenset[ForwardMode] = frozenset({"verify", "decode"})
+    hidden_mode: str = "taps"
+    captured: dict[Bucket, Captured] = field(default_factory=dict)
+    buffers: dict[Bucket, StepBuffers] = field(default_factory=dict)
+    counts: Counter[Reason] = field(default_factory=Counter)
+    replays: Counter[Bucket] = field(default_factory=Counter)
+    capture_error: CaptureError | None = None
+    sampling: tuple[bool, int | None, float | None] = (False, None, None)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode={self.mode!r}: choose one of {', '.join(MODES)}")
+        s = self.step.settings
+        self.sampling = (s.sampled, s.top_k, s.top_p)
+
+    @property
+    def parts(self) -> dict[str, Callable[[StepBuffers], None]]:
+        """What is captured: name -> part of the step."""
+        if self.mode == "split_graph":
+            return {"draft": self.step.draft_part, "verify": self.step.verify_part}
+        return {"step": self.step.run}
+
+    def make_buffers(self, bucket: Bucket) -> StepBuffers:
+        """The bucket's buffers and attention plans; the same ones for life."""
+        if bucket not in self.buffers:
+            b = StepBuffers(bucket.bs, bucket.width, self.max_accept, self.max_context, self.device)
+            self.step.prepare_buffers(b)
+            self.buffers[bucket] = b
+            self.step.attends[bucket.bs, bucket.width] = self._plan(bucket)
+        return self.buffers[bucket]
+
+    def _plan(self, bucket: Bucket) -> tuple[Any, Any]:
+        step, context = self.step, self.max_context
+        options: dict[str, Any] = {"nsplit": self.nsplit, "device": self.device}
+        layout = "causal" if step.settings.shape == "chain" else "tree"
+        target = plan_target(
+            step.target.config, bucket.bs, bucket.width, context, step.target.dtype,
+            variant=self.variant, mask_layout=layout, **options,
+        )  # fmt: skip
+        if not step.has_drafter:
+            return target, None
+        options["nsplit"] = "auto"
+        config = step.drafter.config
+        drafter = plan_drafter(
+            config, bucket.bs, context, step.drafter.dtype, variant=self.draft_variant, **options
+        )
+        return target, drafter
+
+    def capture(
+        self, buckets: Iterable[Bucket], progress: Callable[[Bucket, int, int], None] | None = None
+    ) -> None:
+        """Capture largest first into one memory pool, on dummy rows; a failure becomes the reason."""
+        if self.mode == "eager" or self.backend is None:
+            raise ValueError(f"mode={self.mode!r} has no graphs to capture: use split_graph or step_graph")
+        ordered = sorted(buckets, reverse=True)
+        pool = self.backend.new_pool()
+        try:
+            for done, bucket in enumerate(ordered):
+                self.captured[bucket] = self._capture_bucket(bucket, pool)
+                if progress:
+                    progress(bucket, done + 1, len(ordered))
+        except CaptureError as error:
+            self.capture_error = error
+            self.captured.clear()
+            if self.strict:
+                raise
+        self.hooks.after_capture(self)
+
+    def _capture_bucket(self, bucket: Bucket, pool: Any) -> Captured:
+        assert self.backend is not None
+        start, before = time.perf_counter(), self.backend.reserved_bytes()
+        b = self.make_buffers(bucket)
+        b.inputs.zero_()
+        self._warm_up(b)
+        graphs = {
+            name: self.backend.capture(lambda part=part: part(b), pool, [self.step.generator])  # type: ignore[misc]
+            for name, part in self.parts.items()
+        }
+        return Captured(
+            graphs=graphs,
+            pointers=self._pointers(b),
+            outputs={name: getattr(b, name) for name in OUTPUTS},
+            seconds=time.perf_counter() - start,
+            reserved_bytes=self.backend.reserved_bytes() - before,
+        )
+
+    def _warm_up(self, b: StepBuffers) -> None:
+        """Compile and allocate outside of the capture; rows of padding only, so nothing live changes."""
+        with torch.no_grad():
+            self.step.run(b)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _pointers(self, b: StepBuffers) -> dict[str, int]:
+        named = b.statics() | {f"table.{i}": t for i, t in enumerate(self.step.table.tensors())}
+        named["pool"] = self.step.pool.buffer
+        if self.step.draft_pool is not None:
+            named["draft_pool"] = self.step.draft_pool.buffer
+        return {name: tensor.data_ptr() for name, tensor in named.items()}
+
+    def moved_buffers(self, bucket: Bucket) -> list[str]:
+        """Names of static tensors that no longer lie where the graph expects them."""
+        if bucket not in self.captured:
+            return []
+        now, then = self._pointers(self.buffers[bucket]), self.captured[bucket].pointers
+        return [name for name, pointer in then.items() if now.get(name) != pointer]
+
+    def sizes(self, width: int) -> list[int]:
+        """Captured batch sizes of this width, ascending."""
+        return sorted(bucket.bs for bucket in self.captured if bucket.width == width)
+
+    def compared_size(self, batch: StepBatch) -> int:
+        """The number that is compared with the captured batch sizes."""
+        return batch.bs
+
+    def pick_bucket(self, batch: StepBatch) -> Bucket:
+        """The smallest captured bucket that holds the batch."""
+        size = self.compared_size(batch)
+        return Bucket(min(bs for bs in self.sizes(batch.width) if bs >= size), batch.width)
+
+    def decide(self, batch: StepBatch) -> ReplayDecision:
+        """Replay or not, and why: the first condition that fails is the reason."""
+        for reason, check in self.conditions:
+            detail = check(self, batch)
+            if detail is not None:
+                return ReplayDecision(False, reason, detail)
+        bucket = self.pick_bucket(batch)
+        return ReplayDecision(
+            True, Reason.REPLAYED, f"bs {batch.bs} in bucket {bucket.bs} x {bucket.width}", bucket
+        )
+
+    def choose(self, batch: StepBatch) -> ReplayDecision:
+        """`decide` through the hooks. In strict mode a refusal raises ReplayRefused."""
+        decision = self.hooks.after_decision(self.decide(self.hooks.see_batch(batch)))
+        if self.strict and not decision.replay and decision.reason is not Reason.GRAPH_DISABLED:
+            raise ReplayRefused(
+                f"strict: a step of {batch.bs} is not replayed: {decision.reason} ({decision.detail})"
+            )
+        return decision
+
+    def run(self, part: str, b: StepBuffers, decision: ReplayDecision) -> bool:
+        """Replay `part` of the step or run it eagerly; returns whether a graph was launched."""
+        if not decision.replay:
+            with torch.no_grad():
+                self._part(part)(b)
+            return False
+        assert decision.bucket is not None
+        captured = self.captured[decision.bucket]
+        with mark_trace(f"replay:{part}"):
+            captured.graphs[part].replay()
+        for name, value in captured.outputs.items():
+            setattr(b, name, value)
+        return True
+
+    def _part(self, part: str) -> Callable[[StepBuffers], None]:
+        return {"step": self.step.run, "draft": self.step.draft_part, "verify": self.step.verify_part}[part]
+
+    def capture_report(self) -> list[dict[str, Any]]:
+        """One entry per bucket: size, seconds, reserved bytes, nodes."""
+        return [
+            {
+                "bs": bucket.bs,
+                "width": bucket.width,
+                "capture_s": done.seconds,
+                "reserved_bytes": done.reserved_bytes,
+                "nodes": sum(graph.nodes for graph in done.graphs.values()),
+                "replays": self.replays[bucket],
+            }
+            for bucket, done in self.captured.items()
+        ]
