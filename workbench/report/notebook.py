@@ -73,7 +73,8 @@ def show(figure: "go.Figure") -> None:
 
     theme.require_words(figure)
     label = html.escape(str(figure.layout.title.text), quote=True)
-    division = figure.to_html(full_html=False, include_plotlyjs=False, include_mathjax=False)
+    config = {"displaylogo": False, "responsive": True}
+    division = figure.to_html(full_html=False, include_plotlyjs=False, include_mathjax=False, config=config)
     bundle = {
         "text/html": f'<figure role="img" aria-label="{label}" class="plot">{division}</figure>',
         "application/vnd.plotly.v1+json": json.loads(figure.to_json()),
@@ -89,6 +90,18 @@ def show_table(rows: Sequence[Row], columns: Sequence[str], limit: int = 200) ->
     note = f"<p>{len(rows) - limit} more rows in rows.parquet</p>" if len(rows) > limit else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     _display(f'<div class="rows" tabindex="0">{table}</div>{note}', f"{len(rows)} rows: {', '.join(columns)}")
+
+
+def show_facts(rows: Sequence[Row]) -> None:
+    """Show rows without a timing as one line per metric: row, name, value."""
+    lines = [(row.variant, name, _cell(value)) for row in rows for name, value in row.metrics.items()]
+    lines += [(row.variant, row.status.value, row.reason) for row in rows if row.reason]
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in line) + "</tr>" for line in lines
+    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("of", "fact", "value"))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    _display(f'<div class="rows" tabindex="0">{table}</div>', "\n".join(": ".join(line) for line in lines))
 
 
 def _table_row(row: Row, columns: Sequence[str]) -> str:
