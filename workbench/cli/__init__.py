@@ -32,11 +32,12 @@ def load_commands() -> "typer.Typer":
     """The typer app with the commands of every module in this folder; a module that cannot load is named."""
     from workbench.cli.app import app
 
-    for module in pkgutil.iter_modules(__path__):
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    for name in names:
         try:
-            importlib.import_module(f"{__name__}.{module.name}")
+            importlib.import_module(f"{__name__}.{name}")
         except ImportError as error:
-            print(f"workbench: no commands from workbench/cli/{module.name}.py: {error}", file=sys.stderr)
+            print(f"workbench: no commands from workbench/cli/{name}.py: {error}", file=sys.stderr)
     return app
 
 
