@@ -1,13 +1,18 @@
 """One verify-attention case over many variants: correct first, then timed together, always a row each."""
 
+import os
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from workbench.experiments.verify_cases import VerifyCase, VerifyInputs, build_inputs, pools_fit, published_us
-from workbench.experiments.verify_gate import NOT_REACHED, Candidate, check, qualify
+from workbench.experiments.verify_gate import NOT_REACHED, Candidate, check, plan_run, qualify
 from workbench.experiments.verify_oracle import expected_output
-from workbench.measure import gpu_state, timing
+from workbench.measure import gpu_state, profilers, timing
 from workbench.measure.statistics import median_interval
 from workbench.rows import Origin, Row, RowStatus, Scalar, Timing
 from workbench.targets import HardwareTarget
@@ -16,7 +21,7 @@ if TYPE_CHECKING:
     from workbench.attention.variants import Variant
     from workbench.experiments.verify_gate import Expected
 
-MAX_POOLS = 200
+MAX_POOLS = timing.MAX_CALLS_PER_SAMPLE
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,21 @@ class BenchOptions:
 
 @dataclass
 class Bench:
-    """Runs case after case; once the CUDA context is lost, the rest become SKIPPED rows that say so."""
+    """Runs case after case; once the context is lost or time is up, the rest are SKIPPED rows that say so."""
 
     target: HardwareTarget
     options: BenchOptions
+    deadline: float = inf  # time.monotonic() after which the rest is skipped
     lost: str = ""
+
+    def __post_init__(self) -> None:
+        if self.target.backend == "cpu" and "triton" not in sys.modules:
+            os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
     def run(self, case: VerifyCase, candidates: Sequence[Candidate]) -> list[Row]:
         """A row per candidate, whatever happens."""
+        if not self.lost and time.monotonic() > self.deadline:
+            self.lost = "the command's time limit was reached: raise --max-s"
         if not self.lost:
             try:
                 return run_case(case, candidates, self.target, self.options)
@@ -52,6 +64,15 @@ class Bench:
             if candidate.status is RowStatus.PASSED or candidate.reason == NOT_REACHED:
                 candidate.status, candidate.reason, candidate.prepared = RowStatus.SKIPPED, self.lost, None
         return [to_row(c, self.target, self.options) for c in candidates]
+
+    def launch_once(self, case: VerifyCase, candidates: Sequence[Candidate]) -> None:
+        """Launch each candidate exactly once inside its NVTX range; no check, no timing, no pools."""
+        inputs = build_inputs(case, pools=1, device=device_of(self.target), seed=self.options.seed)
+        for candidate in candidates:
+            reason = candidate.variant.supports(candidate.case.shape, self.target)
+            if reason is None:
+                run = plan_run(candidate, inputs)
+                profilers.launch_once(candidate.label, partial(run.call, 0))
 
 
 class ContextLost(RuntimeError):

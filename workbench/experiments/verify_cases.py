@@ -186,8 +186,8 @@ def random_cases(count: int = 20, seed: int = 0) -> list[VerifyCase]:
     cases = []
     for _ in range(count):
         bs, heads = choose.choice([1, 1, 1, 2, 3, 5, 8]), choose.choice([8, 8, 12, 16, 64])
-        ctx = int(2 ** choose.uniform(10, 17))
-        cases.append(VerifyCase(bs, heads, choose.randint(1, 65), max(64, ctx // bs)))
+        ctx = int(2 ** choose.uniform(11, 17))
+        cases.append(VerifyCase(bs, heads, choose.randint(1, 65), max(512, ctx // bs)))
     return cases
 
 

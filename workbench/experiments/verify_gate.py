@@ -86,31 +86,35 @@ def classify(error: Exception) -> tuple[RowStatus, str]:
     return RowStatus.RUNTIME_ERROR, f"{kind}: {text}"
 
 
-def qualify(
-    candidate: Candidate,
-    inputs: VerifyInputs,
-    expected: "Expected",
-    target: HardwareTarget,
-) -> None:
+def qualify(candidate: Candidate, inputs: VerifyInputs, expected: "Expected", target: HardwareTarget) -> None:
     """Plan, run once and compare; only a correct candidate keeps its run. A failing launch raises."""
+    reason = candidate.variant.supports(candidate.case.shape, target)
+    if reason:
+        candidate.status, candidate.reason = RowStatus.UNSUPPORTED, reason
+        return
+    candidate.run = plan_run(candidate, inputs)
+    plan = candidate.run.plan
+    candidate.metrics |= {"plan_nsplit": plan.nsplit, "workspace_bytes": plan.workspace_bytes}
+    check(candidate, expected)
+
+
+def plan_run(candidate: Candidate, inputs: VerifyInputs) -> VerifyRun:
+    """Make the plan and the outputs of a candidate."""
     import torch
 
     from workbench.attention import make_plan
 
-    case, variant, q = candidate.case, candidate.variant, inputs.q[0]
-    reason = variant.supports(case.shape, target)
-    if reason:
-        candidate.status, candidate.reason = RowStatus.UNSUPPORTED, reason
-        return
+    case, q = candidate.case, inputs.q[0]
     plan = make_plan(
-        case.shape, variant=variant.name, nsplit=candidate.nsplit, device=q.device, **candidate.tunables
+        case.shape,
+        variant=candidate.variant.name,
+        nsplit=candidate.nsplit,
+        device=q.device,
+        **candidate.tunables,
     )
-    candidate.metrics |= {"plan_nsplit": plan.nsplit, "workspace_bytes": plan.workspace_bytes}
     out = torch.empty(*q.shape[:2], case.latent, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    mask = inputs.tree_mask if case.mask == "tree" else None
-    candidate.run = VerifyRun(inputs, plan, out, lse, mask)
-    check(candidate, expected)
+    return VerifyRun(inputs, plan, out, lse, inputs.tree_mask if case.mask == "tree" else None)
 
 
 def check(candidate: Candidate, expected: "Expected") -> None:

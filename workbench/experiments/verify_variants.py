@@ -1,7 +1,7 @@
 """Notebook 10: is every verify-attention variant correct, and how far from the floor is it?"""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from workbench.attention.variants import Variant
 
 BASELINES = {"cpu": "reference", "cuda": "triton_serial"}
+COLUMNS = (
+    "target", "variant", "axis_bs", "axis_heads", "axis_q_len", "axis_ctx", "axis_layout", "axis_mask",
+    "axis_dtype", "status", "reason", "error_rel_fro", "mode", "l2", "n", "median_us", "p10_us", "p90_us",
+    "stable", "floor_us", "floor_ratio", "metric_gbps", "metric_tflops", "gpu_dram_util", "gpu_tensor_util",
+)  # fmt: skip
 INTERPRETED_CASE = VerifyCase(1, 4, 3, 61, "random", "tree", "fp32", latent=64, rope=16)
 
 
@@ -23,8 +28,10 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid")
     target: str = Field("cpu", description="hardware target, one of data/targets")
     seed: int = Field(0, description="seed of inputs and sampling order")
-    shapes: Literal["quick", "table"] = Field(
-        "quick", description="on a GPU: 7 shapes, or the whole peers table"
+    shapes: str = Field(
+        "quick",
+        pattern="^(quick|table)$",
+        description='on a GPU: 7 shapes ("quick"), or the whole peers table ("table")',
     )
     peers: bool = Field(True, description="also time other libraries' kernels where they can be imported")
     samples: int = Field(12, ge=3, description="samples per variant and shape")
