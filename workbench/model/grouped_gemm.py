@@ -1,4 +1,7 @@
-"""Grouped products over routed experts: sorted by expert, no loop over experts, no host sync."""
+"""Grouped products over routed experts: sorted by expert, no loop over experts, no host sync.
+
+On CUDA the Triton kernels of `grouped_gemm_triton`, on CPU torch's grouped product.
+"""
 
 import torch
 from torch import Tensor
@@ -10,6 +13,10 @@ def grouped_mlp(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: 
 
     x [T, hidden], ids and weights [T, k], gate_up [E, 2 * width, hidden], down [E, hidden, width].
     """
+    if x.is_cuda:
+        from workbench.model.grouped_gemm_triton import grouped_mlp_triton
+
+        return grouped_mlp_triton(x, ids, weights, gate_up, down)
     tokens, picks = ids.shape
     order = ids.flatten().argsort(stable=True)  # [T * k], pairs sorted by expert
     counts = torch.zeros(len(gate_up), dtype=torch.int32, device=x.device)

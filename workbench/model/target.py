@@ -40,11 +40,20 @@ class Target(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(TargetLayer(config, i) for i in range(config.num_layers))
+        self.share_experts()
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.rotary = Rotary(config.rope, config.rope_theta, config.yarn)
+
+    def share_experts(self) -> None:
+        """With `shared_layers`, let every MoE layer read the experts of one of the first few."""
+        distinct = self.config.shared_layers
+        blocks = [layer.mlp for layer in self.layers if isinstance(layer.mlp, MoE)]
+        for index, block in enumerate(blocks):
+            if distinct and index >= distinct:
+                block.experts = blocks[index % distinct].experts
 
     @property
     def device(self) -> torch.device:
