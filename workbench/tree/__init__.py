@@ -16,7 +16,7 @@ _HOME = {
     "build_ddtree": "ddtree",
     "build_ddtree_batch": "batch",
 }
-__all__ = list(_HOME)  # noqa: PLE0604
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

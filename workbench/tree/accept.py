@@ -1,8 +1,11 @@
 """Which drafted nodes the target keeps: the longest path that the target itself would have produced.
 
-Greedy compares with the target's argmax. Sampling draws the target's own token at every visited row and walks with the
-draws, so each emitted token is the target's draw given its ancestors and the drafter's probabilities never enter.
+Greedy compares with the target's argmax. Sampling draws the target's own token at every visited row and
+walks with the draws, so each emitted token is the target's draw given its ancestors and the drafter's
+probabilities never enter.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -33,7 +36,7 @@ def accept_sampled(
     return _walk(tree, lambda row: int(torch.multinomial(target_probs[row], 1, generator=generator)))
 
 
-def _walk(tree: DraftTree, token_at) -> tuple[list[int], int]:
+def _walk(tree: DraftTree, token_at: Callable[[int], int]) -> tuple[list[int], int]:
     children = {
         (parent, token): row
         for row, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist()))
@@ -50,8 +53,8 @@ def _walk(tree: DraftTree, token_at) -> tuple[list[int], int]:
 def accept_greedy_batch(tree: TreeBuffers, target_tokens: Tensor, out: AcceptBuffers) -> None:
     """Fill `out` from the target's token per row [bs, N] int64; no host sync, no data-dependent shape.
 
-    A child is right when its token is the target's at its parent; a node is accepted when it and all its ancestors
-    are right. Siblings differ in token, so the accepted nodes are one path.
+    A child is right when its token is the target's at its parent; a node is accepted when it and all its
+    ancestors are right. Siblings differ in token, so the accepted nodes are one path.
     """
     bs, n = tree.token_ids.shape
     if target_tokens.shape != (bs, n):
@@ -100,7 +103,7 @@ def accept_sampled_batch(
     bs, n = tree.token_ids.shape
     if target_logits.shape[0] != bs * n or noise.numel() != bs * n:
         raise ValueError(
-            f"target_logits has {target_logits.shape[0]} rows, noise {noise.numel()} numbers: need bs*N = {bs * n}"
+            f"target_logits has {target_logits.shape[0]} rows, noise {noise.numel()}: need bs*N = {bs * n}"
         )
     if isinstance(temperature, Tensor):
         temperature = temperature.view(bs, 1).expand(bs, n).reshape(bs * n, 1)

@@ -26,16 +26,17 @@ def build_ddtree_batch(
     """Write the best trees for draft logits [bs, L, V] into `out`; static shapes, no host sync on CUDA.
 
     `root_tokens` [bs] int64 (None leaves column 0 of `out.token_ids`), `max_tokens` [bs] int32: tokens each
-    request may still produce, `min_log_prob`: floor of a path's log-probability. `method`: "heap" (one custom op
-    on CPU), "triton", "torch" (any device); "auto" is the heap on CPU and Triton on CUDA. A NaN or +inf logit
-    raises ValueError in the heap; elsewhere the tree ends above that slot and `out.check()` names it.
+    request may still produce, `min_log_prob`: floor of a path's log-probability. `method`: "heap" (one
+    custom op on CPU), "triton", "torch" (any device); "auto" is the heap on CPU and Triton on CUDA. A NaN
+    or +inf logit raises ValueError in the heap; elsewhere the tree ends above that slot and `out.check()`
+    names it.
     """
     _check_batch(logits, out, budget + 1)
-    method = _resolve(method, logits, ("heap", "torch", "triton"))
-    if method == "heap":
+    chosen = _resolve(method, logits, ("heap", "torch", "triton"))
+    if chosen == "heap":
         outputs = out.tensors()
         torch.ops.workbench.build_ddtree(logits, budget, root_tokens, max_tokens, min_log_prob, outputs)
-    elif method == "triton" and budget > 0 and logits.shape[1] > 0:
+    elif chosen == "triton" and budget > 0 and logits.shape[1] > 0:
         from workbench.tree.ddtree_gpu import build_ddtree_triton
 
         build_ddtree_triton(logits, budget, out, root_tokens, max_tokens, min_log_prob)
@@ -75,7 +76,9 @@ def _resolve(method: Method, logits: Tensor, known: tuple[str, ...]) -> str:
 
 def _check_batch(logits: Tensor, out: TreeBuffers, rows: int) -> None:
     if logits.ndim != 3 or logits.shape[0] != out.bs:
-        raise ValueError(f"draft logits have shape {tuple(logits.shape)}: expected [bs, L, V] with bs={out.bs}")
+        raise ValueError(
+            f"draft logits have shape {tuple(logits.shape)}: expected [bs, L, V] with bs={out.bs}"
+        )
     if rows > out.width:
         raise ValueError(f"a tree of {rows} rows does not fit width {out.width}: use TreeBuffers(bs, {rows})")
     if logits.device != out.device:
@@ -118,8 +121,10 @@ def _write_batch(
     max_tokens: Tensor | None,
     outputs: list[Tensor],
 ) -> None:
-    """Build each request's tree and copy it into the fixed-width outputs; every element but the root is written."""
-    with torch._C.DisableTorchFunction():  # a capture watches for host reads; inside this one op they are meant
+    """Build each request's tree and copy it into the fixed-width outputs; every element but the root is
+    written."""
+    # a capture watches for host reads; inside this one op they are meant
+    with torch._C.DisableTorchFunction():
         bs, width = outputs[0].shape
         limits = [None] * bs if max_tokens is None else max_tokens.tolist()
         for b in range(bs):
@@ -130,7 +135,8 @@ def _write_batch(
 
 
 def write_tree(tree: DraftTree, b: int, outputs: list[Tensor]) -> None:
-    """Write one tree into row `b` of the outputs (order of `TreeBuffers.tensors`), all but the root's token."""
+    """Write one tree into row `b` of the outputs (order of `TreeBuffers.tensors`), all but the root's
+    token."""
     token_ids, depths, parents, log_probs, num_nodes, mask, _, next_token, next_sibling, nan_slot = outputs
     n, links = len(tree), tree.parents.tolist()
     token_ids[b, 1:n] = tree.token_ids[1:]

@@ -1,4 +1,5 @@
-"""Static buffers of a batch of draft trees and of their acceptance: fixed width, written in place, one address for life."""
+"""Static buffers of a batch of draft trees and of their acceptance: fixed width, written in place, one
+address for life."""
 
 from dataclasses import dataclass, field, fields
 
@@ -8,8 +9,8 @@ from torch import Tensor
 
 @dataclass(init=False)
 class TreeBuffers:
-    """Trees of `bs` requests, `width` rows each (root included). Rows at and behind `num_nodes[b]` are padding:
-    they see only themselves and no walk array leads to them."""
+    """Trees of `bs` requests, `width` rows each (root included). Rows at and behind `num_nodes[b]` are
+    padding: they see only themselves and no walk array leads to them."""
 
     token_ids: Tensor  # [bs, N] int64
     depths: Tensor  # [bs, N] int32
@@ -71,7 +72,8 @@ class TreeBuffers:
 
 @dataclass(init=False)
 class AcceptBuffers:
-    """What one verify pass emits per request; `max_accept` = draft depth + 1 (a narrower buffer would cut paths)."""
+    """What one verify pass emits per request; `max_accept` = draft depth + 1 (a narrower buffer would cut
+    paths)."""
 
     node_index: Tensor  # [bs, max_accept] int64, accepted tree rows, root first; -1 behind the end
     tokens: Tensor  # [bs, max_accept] int64, accepted drafts, then the bonus; -1 behind the end

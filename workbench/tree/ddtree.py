@@ -1,8 +1,9 @@
-"""DDTree on the host: the `budget` most probable prefixes of per-slot draft marginals, by best-first search.
+"""DDTree on the host: the `budget` most probable prefixes of per-slot draft marginals, by best-first
+search.
 
-The rule of arXiv 2604.12989: take the most probable candidate, offer its next sibling and its first child. This is the
-oracle of the batch builders. Equal weights: the lexicographically smaller rank vector first, so a prefix before its
-extension; equal logits in a slot: the smaller token id first.
+The rule of arXiv 2604.12989: take the most probable candidate, offer its next sibling and its first child.
+This is the oracle of the batch builders. Equal weights: the lexicographically smaller rank vector first, so
+a prefix before its extension; equal logits in a slot: the smaller token id first.
 """
 
 import heapq
@@ -37,7 +38,8 @@ class DraftTree:
         return self.depths + start
 
     def retrieve(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(index, next_token, next_sibling), each [n] int64: own row, first child, next sibling; -1 where none."""
+        """(index, next_token, next_sibling), each [n] int64: own row, first child, next sibling; -1 where
+        none."""
         next_token, next_sibling = link_children(self.parents.tolist())
         return torch.arange(len(self)), torch.tensor(next_token), torch.tensor(next_sibling)
 
@@ -72,9 +74,11 @@ def link_children(parents: list[int]) -> tuple[list[int], list[int]]:
 
 
 def rank_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best log-probabilities and token ids of each row of logits [L, V], by (logit descending, id ascending).
+    """The k best log-probabilities and token ids of each row of logits [L, V], by (logit descending, id
+    ascending).
 
-    Returns ([L, k] fp64, [L, k] int64); normalised over the whole vocabulary. Raises ValueError on NaN or +inf.
+    Returns ([L, k] fp64, [L, k] int64); normalised over the whole vocabulary. Raises ValueError on NaN or
+    +inf.
     """
     x = logits.float()
     lse = torch.logsumexp(x, -1, keepdim=True)
@@ -89,18 +93,20 @@ def rank_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         tokens = tokens[:, :k]
     tokens = tokens.sort(-1).values
     values, order = torch.sort(x.gather(1, tokens), dim=-1, descending=True, stable=True)
-    return values.double() - lse.double(), tokens.gather(1, order)
+    shift = torch.where(lse == -torch.inf, 0.0, lse)  # a slot without any token stays at -inf
+    return values.double() - shift.double(), tokens.gather(1, order)
 
 
 def best_first(
     ranked: Ranked, budget: int, min_log_prob: float = -math.inf
 ) -> tuple[list[int], list[int], list[int], list[float]]:
-    """(token ids, depths, parents, log-probabilities) of the best prefixes, without the root, in pop order."""
+    """(token ids, depths, parents, log-probabilities) of the best prefixes in pop order, without the root."""
     tokens: list[int] = []
     depths: list[int] = []
     parents: list[int] = []
     log_probs: list[float] = []
     # (-weight, rank vector, parent index, parent's weight): the vector settles ties, the rest is carried
+    heap: list[tuple[float, tuple[int, ...], int, float]]
     heap = [(-ranked[0][0][0], (0,), 0, 0.0)] if ranked and ranked[0][0] else []
     while heap and len(tokens) < budget:
         negative, ranks, parent, base = heapq.heappop(heap)
@@ -120,7 +126,8 @@ def best_first(
 
 
 def draft_depth(slots: int, max_tokens: int | None) -> int:
-    """Depth worth drafting: a node at depth d yields d + 1 tokens with the bonus, so depth <= max_tokens - 1."""
+    """Depth worth drafting: a node at depth d yields d + 1 tokens with the bonus, so depth <= max_tokens -
+    1."""
     return slots if max_tokens is None else max(0, min(slots, max_tokens - 1))
 
 

@@ -1,12 +1,15 @@
 """DDTree for a batch in four Triton kernels: no host sync, fixed shapes, capturable.
 
-1. `_scan_kernel` reads the logits once: maximum of every group of G neighbours, and partial log-normalisers.
-2. `_rank_kernel`, one program a slot: the K best tokens lie in the K groups of greatest maximum (ties: smaller group,
-   hence smaller token, first), so it sorts the group maxima, reads those K groups again and sorts their tokens.
+1. `_scan_kernel` reads the logits once: maximum of every group of G neighbours, and partial
+   log-normalisers.
+2. `_rank_kernel`, one program a slot: the K best tokens lie in the K groups of greatest maximum (ties:
+   smaller group, hence smaller token, first), so it sorts the group maxima, reads those K groups again and
+   sorts their tokens.
 3. `_select_kernel`, one program a request: depth by depth the best prefixes, as in `ddtree_torch`.
 4. `_link_kernel`: ancestors, first children, next siblings.
 
-Least time: reading the logits once. Keys carry the index below the value, so equal values are settled as on the host.
+Least time: reading the logits once. Keys carry the index below the value, so equal values are settled as on
+the host.
 """
 
 from dataclasses import dataclass
@@ -67,7 +70,8 @@ def _scan_kernel(
 
 @triton.jit
 def _rank_kernel(
-    logits, group_max, partial, log_probs, tokens, row_bad, vocab, groups, chunks, stride_b, stride_l, slots, k,
+    logits, group_max, partial, log_probs, tokens, row_bad,
+    vocab, groups, chunks, stride_b, stride_l, slots, k,
     G: tl.constexpr, GROUPS: tl.constexpr, KG: tl.constexpr, K: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """log_probs, tokens [rows, K] sorted; entries at and behind k are -inf."""
@@ -122,16 +126,21 @@ def _select_kernel(
     weights = tl.where(row == 0, level[None, :], float("-inf"))  # [LEVELS, B]
     above = tl.zeros([LEVELS, B], tl.int32)
     ranks = tl.where(row == 0, position[None, :], 0)
-    for d in tl.static_range(1, SLOTS):
-        step = tl.load(base + d * K + second, mask=(pair < pairs) & (pair * 0 + d < limit), other=float("-inf"))
+    for d in range(1, SLOTS):
+        step = tl.load(
+            base + d * K + second, mask=(pair < pairs) & (pair * 0 + d < limit), other=float("-inf")
+        )
         keys = tl.topk(_pack(tl.gather(level, first, 0) + step, pair), B)
         level = _unpack_value(keys)
         chosen = _unpack_index(keys)
         weights = tl.where(row == d, level[None, :], weights)
         above = tl.where(row == d, tl.load(pair_first + chosen, mask=chosen < pairs, other=0)[None, :], above)
-        ranks = tl.where(row == d, tl.load(pair_second + chosen, mask=chosen < pairs, other=0)[None, :], ranks)
+        ranks = tl.where(
+            row == d, tl.load(pair_second + chosen, mask=chosen < pairs, other=0)[None, :], ranks
+        )
     entry = tl.arange(0, LEVELS * B)
-    keys = tl.topk(_pack(tl.reshape(weights, LEVELS * B), entry), B)  # shallower first where weights are equal
+    # an entry's index is its depth first: shallower first where weights are equal
+    keys = tl.topk(_pack(tl.reshape(weights, LEVELS * B), entry), B)
     weight = _unpack_value(keys)
     chosen = _unpack_index(keys)
     depth = chosen // B
@@ -217,7 +226,9 @@ class Launch:
     def plan(bs: int, slots: int, vocab: int, budget: int, group: int) -> "Launch":
         groups = triton.cdiv(vocab, group)
         k = min(budget, vocab)
-        return Launch(bs * slots, groups, triton.cdiv(groups, GROUPS_PER_PROGRAM), k, _power(k), _power(budget))
+        return Launch(
+            bs * slots, groups, triton.cdiv(groups, GROUPS_PER_PROGRAM), k, _power(k), _power(budget)
+        )
 
 
 def build_ddtree_triton(
@@ -264,8 +275,8 @@ def rank_slots_triton(logits: Tensor, launch: Launch, scratch: tuple[Tensor, ...
     _rank_kernel[(launch.rows,)](
         logits, group_max, partial, log_probs, tokens, row_bad, vocab, launch.groups, launch.chunks,
         logits.stride(0), logits.stride(1), slots, launch.k,
-        G=group, GROUPS=padded, KG=min(launch.k_padded, padded), K=launch.k_padded, CHUNKS=_power(launch.chunks),
-        num_warps=16,
+        G=group, GROUPS=padded, KG=min(launch.k_padded, padded), K=launch.k_padded,
+        CHUNKS=_power(launch.chunks), num_warps=16,
     )  # fmt: skip
 
 

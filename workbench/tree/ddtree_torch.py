@@ -1,8 +1,9 @@
 """DDTree for a batch in plain tensor operations: fixed shapes, no host sync, capturable on any device.
 
-Depth by depth instead of a heap: the best prefixes of depth d extend the best of depth d - 1, and with both lists
-sorted the pair (i-th prefix, j-th token) can be among the best B only if (i + 1)(j + 1) <= B. That leaves about
-B ln B candidates a level, and every shape depends on the budget alone. Keys carry the candidate's index below the
+Depth by depth instead of a heap: the best prefixes of depth d extend the best of depth d - 1. With both
+lists sorted, the pair (i-th prefix, j-th token) has (i + 1)(j + 1) - 1 pairs and i + 1 prefixes of depth d
+- 1 before it, so it can be among the best B only if (i + 1)(j + 2) <= B. That leaves about B ln B
+candidates a level, and every shape depends on the budget alone. Keys carry the candidate's index below the
 weight, so equal weights are settled the same way everywhere.
 """
 
@@ -18,8 +19,11 @@ _LOW = (1 << 32) - 1
 
 @cache
 def pair_table(width: int, ranks: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(parent position, token rank) of every pair with (position + 1)(rank + 1) <= width, as int32 on `device`."""
-    pairs = [(i, j) for i in range(width) for j in range(min(ranks, width // (i + 1)))]
+    """(parent position, token rank) of every pair that can be among the best `width`, as int32 on `device`.
+
+    First tokens are always offered, which keeps at least `width` pairs.
+    """
+    pairs = [(i, j) for i in range(width) for j in range(min(ranks, max(1, width // (i + 1) - 1)))]
     table = torch.tensor(pairs, dtype=torch.int32, device=device)
     return table[:, 0].contiguous(), table[:, 1].contiguous()
 
@@ -32,13 +36,15 @@ def pack_keys(values: Tensor, index: Tensor) -> Tensor:
 
 
 def top_keys(values: Tensor, k: int) -> Tensor:
-    """Index of the k largest of fp32 `values` along the last dimension, ties by smaller index, [..., k] int64."""
+    """Index of the k largest of fp32 `values` along the last dimension, ties by smaller index, [..., k]
+    int64."""
     keys = pack_keys(values, torch.arange(values.shape[-1], device=values.device))
     return _LOW - (torch.topk(keys, k, dim=-1).values & _LOW)
 
 
 def rank_slots(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """([bs, L, k] fp32 log-probabilities, [bs, L, k] int64 tokens, [bs] int32 first slot with NaN or +inf or -1)."""
+    """([bs, L, k] fp32 log-probabilities, [bs, L, k] int64 tokens, [bs] int32 first slot with NaN or +inf
+    or -1)."""
     x = logits.float()
     lse = torch.logsumexp(x, -1, keepdim=True)
     tokens = top_keys(x, k)
@@ -53,7 +59,8 @@ def rank_slots(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 def select_nodes(log_probs: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The best `width` prefixes of slot log-probabilities [bs, L, k], sorted by weight.
 
-    Returns (weight fp32, depth, rank in its slot, parent node), each [bs, width]; weight -inf where none exists.
+    Returns (weight fp32, depth, rank in its slot, parent node), each [bs, width]; weight -inf where none
+    exists.
     """
     bs, slots, k = log_probs.shape
     first, second = pair_table(width, k, log_probs.device)
@@ -67,7 +74,9 @@ def select_nodes(log_probs: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor,
         weights.append(level)
         above.append(first[best].long())
         ranks.append(second[best].long())
-    flat = torch.cat(weights, 1)  # [bs, L * width]; a shallower prefix stands before a deeper one of equal weight
+    flat = torch.cat(
+        weights, 1
+    )  # [bs, L * width]; a shallower prefix stands before a deeper one of equal weight
     best = top_keys(flat, width)
     depth = best // width + 1
     parent_entry = (depth - 2) * width + torch.cat(above, 1).gather(1, best)
@@ -105,7 +114,8 @@ def _select_into(
 
 
 def build_chain_torch(logits: Tensor, out: TreeBuffers, max_tokens: Tensor | None) -> None:
-    """Fill everything in `out` but the root's token with the chain of top tokens of draft logits [bs, L, V]."""
+    """Fill everything in `out` but the root's token with the chain of top tokens of draft logits [bs, L,
+    V]."""
     bs, slots, _ = logits.shape
     fill_padding(out, slots)
     if slots:
