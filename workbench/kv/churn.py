@@ -122,6 +122,10 @@ class Churn:
         for request in [r for r in self.running if r.tokens >= r.total_tokens]:
             self._leave(request)
 
+    def longest_tokens(self) -> int:
+        """Tokens of the longest running request; 0 when none runs."""
+        return max((request.tokens for request in self.running), default=0)
+
     def snapshot(self) -> Snapshot:
         """The present layout, copied."""
         lengths = [request.tokens for request in self.running]
@@ -211,13 +215,28 @@ class Churn:
         return order.argsort(1).argsort(1) < accepts
 
 
+def age_pool(churn: Churn, wraps: float, min_tokens: int = 0) -> Snapshot:
+    """Run until the pool has wrapped `wraps` times and a request holds `min_tokens`; the layout there.
+
+    ValueError if no request gets that long within two more wraps.
+    """
+    while churn.allocator.wraps < wraps or churn.longest_tokens() < min_tokens:
+        if churn.allocator.wraps > wraps + 2:
+            name = churn.workload.name
+            raise ValueError(f"no request of workload {name!r} holds {min_tokens} tokens: lower the context")
+        churn.step()
+    return churn.snapshot()
+
+
 def run_churn(
-    policy: Policy, workload: Workload, size: int, ages: Sequence[float], *, seed: int = 0
+    policy: Policy,
+    workload: Workload,
+    size: int,
+    ages: Sequence[float],
+    *,
+    seed: int = 0,
+    min_tokens: int = 0,
 ) -> list[Snapshot]:
     """Snapshots at the first quiet points at which the pool has wrapped each of `ages` times."""
-    churn, snapshots = Churn(policy, workload, size, seed), []
-    for age in sorted(ages):
-        while churn.allocator.wraps < age:
-            churn.step()
-        snapshots.append(churn.snapshot())
-    return snapshots
+    churn = Churn(policy, workload, size, seed)
+    return [age_pool(churn, age, min_tokens) for age in sorted(ages)]

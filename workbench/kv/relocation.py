@@ -78,8 +78,10 @@ def plan_relocation(
     remaining_steps: int,
     max_rows: int | None = None,
 ) -> RelocationPlan:
-    """Choose the most scattered requests that fit free runs; `cost` comes from fit_scatter_cost.
+    """Choose the most scattered requests whose rows fit at most half as many free runs as they now lie in.
 
+    A worn pool's free space is scattered too; what a first relocation leaves free serves a second one better.
+    `cost` comes from fit_scatter_cost.
     ValueError for a paged allocator. A plan may hold nothing to move; its `reason` says why.
     """
     _refuse_pages(allocator)
@@ -93,7 +95,7 @@ def plan_relocation(
             sources = sources[~np.isin(sources, planned)]  # a prefix that requests share moves once
         if not len(sources) or len(sources) > budget:
             continue
-        targets = _take_runs(free, len(sources))
+        targets = _take_runs(free, len(sources), most=layout_score(sources).runs // 2)
         if targets is None:
             continue
         moves[key] = (sources, targets)
@@ -114,19 +116,19 @@ def _run_of_each(slots: Slots) -> Slots:  # [len(slots)]
     return np.concatenate((np.zeros(min(1, len(slots)), dtype=np.int64), np.cumsum(np.diff(slots) != 1)))
 
 
-def _take_runs(free: Slots, n: int) -> Slots | None:  # [n] ascending within runs
-    """The smallest free run that holds n, else the longest, each of at least KEEP_RUN; None if too few."""
+def _take_runs(free: Slots, n: int, most: int) -> Slots | None:  # [n] ascending
+    """The smallest free run that holds n, else the fewest that do; None if those are more than `most`."""
     lengths = np.bincount(_run_of_each(free))
     first = np.cumsum(lengths) - lengths
     fitting = np.flatnonzero(lengths >= n)
     if len(fitting):
         start = first[fitting[np.argmin(lengths[fitting])]]
         return free[start : start + n]
-    order = np.argsort(-lengths, kind="stable")
-    order = order[lengths[order] >= KEEP_RUN]
-    if lengths[order].sum() < n:
+    longest = np.argsort(-lengths, kind="stable")
+    count = int(np.searchsorted(np.cumsum(lengths[longest]), n)) + 1
+    if count > min(most, len(lengths)):
         return None
-    return np.concatenate([free[first[i] : first[i] + lengths[i]] for i in order])[:n]
+    return np.concatenate([free[first[i] : first[i] + lengths[i]] for i in np.sort(longest[:count])])[:n]
 
 
 def _priced(
@@ -176,7 +178,7 @@ def _verdict(
     if rows == 0:
         return (
             False,
-            f"none of {requests} requests can move: no scattered rows, or no free runs that hold them",
+            f"none of {requests} requests can move: no scattered rows or no free runs that halve the gaps",
         )
     if not cost.above_noise:
         low, high = cost.effect_interval_us
