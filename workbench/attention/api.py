@@ -42,9 +42,9 @@ def verify_attention(
     q [T, H, D], kv [pool, D], qo_indptr and kv_indptr [bs+1] int32, kv_indices slots -> out [T, H, latent] in
     q.dtype, lse [T, H] fp32 (natural log). Without `draft_slots` the last q_len entries of a request's
     kv_indices are its draft rows; with it kv_indices hold the prefix only. tree_mask: None = causal among the
-    draft rows; "tree" and "full" flat bool|uint8; "packed" uint32 [T, words]. Rows that see nothing, and padding
-    rows, get out 0, lse -inf. With plan, out and lse the call can be captured. Raises ValueError that names
-    the argument before any launch.
+    draft rows; "tree" and "full" flat bool|uint8; "packed" uint32 [T, words]. Rows that see nothing and
+    padding rows get out 0, lse -inf. With plan, out and lse the call can be captured. Raises ValueError
+    that names the argument before any launch.
     """
     layout = "causal" if tree_mask is None else mask_layout
     call = checks.make_call(
@@ -85,8 +85,8 @@ def _verify_attention_cpu(
     """The op's body: also what a tape replays, so lengths are read and contents checked on every step."""
     plan = find_plan(handle)
     call = VerifyCall(
-        q, kv, qo_indptr, kv_indptr, kv_indices, tree_mask, draft_slots, mask_layout, sm_scale, plan.shape.latent,
-        out, lse,
+        q, kv, qo_indptr, kv_indptr, kv_indices, tree_mask, draft_slots, mask_layout, sm_scale,
+        plan.shape.latent, out, lse,
     )  # fmt: skip
     checks.check_contents(call, plan.shape)
     plan.launch(plan, call)

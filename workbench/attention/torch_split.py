@@ -1,8 +1,8 @@
 """Split-KV verify attention in torch ops, the default on CPU.
 
-Each request's KV rows are cut into up to `nsplit` equal chunks; a chunk yields a normalised partial output and its
-LSE, and a reduction weighs the partials, exactly as the GPU kernels do. All chunks of a request go through one
-matmul. Requests are computed one by one, so a request's result never depends on the rest of the batch.
+Each request's KV rows are cut into up to `nsplit` equal chunks; a chunk yields a normalised partial output
+and its LSE, and a reduction weighs the partials, exactly as the GPU kernels do. The scores of a request are
+one matmul. Requests are computed one by one, so a request's result never depends on the rest of the batch.
 """
 
 import math
@@ -30,7 +30,7 @@ def default_tunables(shape: VerifyShape, target: HardwareTarget, batch_invariant
 def choose_nsplit(
     shape: VerifyShape, target: HardwareTarget, tunables: dict[str, Any], batch_invariant: bool
 ) -> int:
-    """One split until a chunk outgrows the cache; always one when the result must not depend on the bucket."""
+    """One split until a chunk outgrows the cache; always one when batch invariant."""
     return 1 if batch_invariant else max(1, min(128, shape.max_kv_len // MIN_SPLIT_ROWS))
 
 
@@ -79,8 +79,21 @@ def _gather(kv: torch.Tensor, slots: torch.Tensor, drafts: torch.Tensor | None) 
     return rows.to(_compute_dtype(kv.dtype))
 
 
+def _blank_hidden_values(rows: torch.Tensor, columns: int, latent: int) -> torch.Tensor:
+    """V [kv_len, latent]; among the last `columns` rows, which a mask may hide, NaN and inf become 0.
+
+    A hidden row has weight 0 and may hold anything: 0 * NaN must not reach a row that does not see it. One
+    that does still gets NaN from its score.
+    """
+    values = rows[:, :latent]
+    maskable = values[len(rows) - columns :]
+    if bool(maskable.isfinite().all()):
+        return values
+    return torch.cat([values[: len(rows) - columns], maskable.nan_to_num(0.0, 0.0, 0.0)])
+
+
 def _hidden(call: VerifyCall, begin: int, end: int, kv_len: int, mask_start: int) -> torch.Tensor:
-    """[q_len, columns] bool: what each node must not see; columns are the draft rows, or all rows for "full"."""
+    """[q_len, columns] bool: what a node must not see; columns are the draft rows, or all rows for "full"."""
     q_len = end - begin
     if call.tree_mask is None:
         return torch.ones((q_len, q_len), dtype=torch.bool).triu_(1)
@@ -102,31 +115,32 @@ def _attend(
     scores.view(q_len, heads, kv_len)[..., kv_len - hidden.shape[1] :].masked_fill_(
         hidden[:, None], -torch.inf
     )
+    values = _blank_hidden_values(rows, hidden.shape[1], call.latent)
     chunk = math.ceil(kv_len / plan.nsplit)
     out = plan.workspaces["partial_out"][0, :, : q_len * heads]  # [nsplit, R, latent]
     lse = plan.workspaces["partial_lse"][0, :, : q_len * heads]  # [nsplit, R]
     count = math.ceil(kv_len / chunk)
     for split in range(count):
-        _attend_chunk(scores, rows, split * chunk, chunk, out[split], lse[split])
+        _attend_chunk(scores, values, split * chunk, chunk, out[split], lse[split])
     _reduce(out[:count], lse[:count], call.out[begin:end], call.lse[begin:end])
 
 
 def _attend_chunk(
-    scores: torch.Tensor, rows: torch.Tensor, start: int, chunk: int, out: torch.Tensor, lse: torch.Tensor
+    scores: torch.Tensor, values: torch.Tensor, start: int, chunk: int, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Normalised partial [R, latent] and LSE [R] of one chunk; a row that sees none of it gives 0 and -inf."""
+    """Normalised partial [R, latent] and LSE [R] of one chunk; 0 and -inf for a row that sees none."""
     part = scores[:, start : start + chunk]
     top = part.amax(-1, keepdim=True)  # [R, 1]
     top.masked_fill_(top == -torch.inf, 0.0)  # exp(-inf - -inf) would be NaN
     weights = part.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)
-    torch.mm(weights, rows[start : start + chunk, : out.shape[-1]], out=out)
+    torch.mm(weights, values[start : start + chunk], out=out)
     out.div_(total.clamp_min(torch.finfo(total.dtype).tiny))
     lse.copy_((total.log_().add_(top)).squeeze(-1))
 
 
 def _reduce(partial: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Weigh [count, R, latent] partials by their share of the softmax total; write out and lse of one request."""
+    """Weigh [count, R, latent] partials by their share of the softmax total, into a request's out and lse."""
     if len(partial) == 1:
         out.copy_(partial[0].view(out.shape))
         lse.copy_(partial_lse[0].view(lse.shape))

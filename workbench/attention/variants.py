@@ -90,7 +90,8 @@ _TABLE = (
             min_arch=(8, 0), splits=False, tunables=_TRITON_TUNABLES),
     Variant("triton_split", "triton", "workbench.attention.triton_split", "split-KV, heads x nodes in a tile",
             min_arch=(8, 0),
-            tunables=(*_TRITON_TUNABLES, "partial_dtype", "reduce_columns", "reduce_warps", "pdl")),
+            tunables=(*_TRITON_TUNABLES, "prefetch", "partial_dtype",
+                      "reduce_columns", "reduce_warps", "pdl")),
     Variant("cuda_flash", "cuda", "workbench.attention.cuda_flash", "portable mma.sync kernel",
             min_arch=(8, 0), devices=frozenset({"cuda"}), dtypes=HALVES, widths=(512, 64)),
 )  # fmt: skip
