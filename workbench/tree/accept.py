@@ -67,6 +67,13 @@ def accept_greedy_batch(tree: TreeBuffers, target_tokens: Tensor, out: AcceptBuf
     right[:, 0] = True
     wrong_ancestor = (tree.mask & ~right.unsqueeze(1)).any(-1)
     accepted = ~wrong_ancestor & (rows < tree.num_nodes.unsqueeze(1))  # [bs, N]
+    write_path(tree, accepted, target_tokens, out)
+
+
+def write_path(tree: TreeBuffers, accepted: Tensor, target_tokens: Tensor, out: AcceptBuffers) -> None:
+    """Fill `out` from the accepted rows [bs, N] bool, one path from the root; the bonus follows its last
+    row."""
+    rows = torch.arange(tree.width, device=tree.device)
     depth = torch.arange(out.max_accept, device=tree.device)
     hit = accepted.unsqueeze(1) & (
         tree.depths.unsqueeze(1) == depth.view(1, -1, 1)
