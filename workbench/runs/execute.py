@@ -117,7 +117,7 @@ def run_one(batch: Batch, run: PlannedRun) -> RunManifest:
     mark_alive(folder)
     target = targets.load(run.target)
     environment = child_environment(target, folder, f"{batch.manifest.batch_id}/{run.folder_name}")
-    manifest = _opening_manifest(batch, run, environment)
+    manifest = opening_manifest(batch, run, environment)
     _write_patch(folder, manifest)
     write_json(folder / MANIFEST_FILE, manifest)
     batch.progress.begin(run.name)
@@ -140,12 +140,12 @@ def skip_run(batch: Batch, run: PlannedRun, reason: str) -> RunManifest:
     """A run that was not started: a folder with a manifest that says why."""
     folder = batch.folder / f"{PARTIAL_PREFIX}{run.folder_name}"
     folder.mkdir()
-    manifest = _opening_manifest(batch, run, {})
+    manifest = opening_manifest(batch, run, {})
     outcome = Outcome("SKIPPED", reason)
     return _finish_run(batch, run, folder, manifest, outcome, time.monotonic())
 
 
-def _opening_manifest(batch: Batch, run: PlannedRun, environment: dict[str, str]) -> RunManifest:
+def opening_manifest(batch: Batch, run: PlannedRun, environment: dict[str, str]) -> RunManifest:
     differing = {name: run.parameters[name] for name in run.given if name != "target"}
     return RunManifest(
         run_id=f"{batch.manifest.batch_id}/{run.folder_name}",

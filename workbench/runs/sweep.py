@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -179,10 +180,21 @@ def _parse(annotation: Any, value: Any) -> Any:
     if not isinstance(value, str) or annotation is str:
         return value
     try:
-        return json.loads(value)
+        parsed = json.loads(value)
     except json.JSONDecodeError:
-        is_sequence = get_origin(annotation) in (list, tuple) or annotation in (list, tuple)
-        return [_parse(None, part.strip()) for part in value.split(",")] if is_sequence else value
+        parsed = value
+    if _wants_sequence(annotation) and not isinstance(parsed, list | dict | None):
+        return [_parse(None, part.strip()) for part in value.split(",")]
+    return parsed
+
+
+def _wants_sequence(annotation: Any) -> bool:
+    """True for list, tuple and their unions with None: `-p splits=1,2` is then a list."""
+    options = [one for one in get_args(annotation) if one is not type(None)]
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        return len(options) == 1 and _wants_sequence(options[0])
+    return origin in (list, tuple) or annotation in (list, tuple)
 
 
 def _suggest(name: str, known: Any) -> str:
