@@ -1,4 +1,4 @@
-"""The tape behaves as a CUDA graph does: no Python on replay, fixed storages, and a named reason when it cannot."""
+"""The tape behaves as a CUDA graph does: no Python on replay, fixed storages, a named reason on failure."""
 
 import pytest
 import torch
@@ -174,7 +174,7 @@ def test_an_exception_in_the_step_is_reported_with_the_operation_before_it():
         torch.ones(2).exp()
         raise RuntimeError("boom")
 
-    with pytest.raises(CaptureError, match="aten::exp.*RuntimeError: boom"):
+    with pytest.raises(CaptureError, match=r"aten::exp.*RuntimeError: boom"):
         TapeBackend().capture(step)
 
 

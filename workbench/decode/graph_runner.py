@@ -200,6 +200,8 @@ class GraphRunner:
         captured = self.captured[decision.bucket]
         with mark_trace(f"replay:{part}"):
             captured.graphs[part].replay()
+        if part != "draft":
+            self.replays[decision.bucket] += 1
         for name, value in captured.outputs.items():
             setattr(b, name, value)
         return True

@@ -331,7 +331,11 @@ class _Run:
         if slots is None:
             self._make_room()
             return None
-        step = self._run_step(requests, slots, start)
+        try:
+            step = self._run_step(requests, slots, start)
+        except BaseException:
+            self.scheduler.free(slots.reshape(-1))
+            raise
         self.in_flight.append(step)
         return step
 

@@ -64,11 +64,11 @@ class Scheduler:
         return self.allocator.size - self.allocator.available_size()
 
     def admissible(self) -> Request | None:
-        """The next waiting request if a row is free and its context and two steps of everyone would fit."""
+        """The next waiting request if a row is free and its context and a step of everyone would fit."""
         if not self.waiting or not self.free_rows:
             return None
         request = self.waiting[0]
-        reserve = 2 * self.width * (len(self.running) + 1)
+        reserve = self.width * (len(self.running) + 1)
         if len(request.prompt) + len(request.tokens) + reserve > self.allocator.available_size():
             return None
         return request

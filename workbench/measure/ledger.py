@@ -191,7 +191,7 @@ class Ledger:
         return record
 
     def summary(self, last: int | None = None, skip: int = 0) -> dict[str, float]:
-        """Means over the last (default all) records, without the first `skip`: step_us, <stage>_us, shares."""
+        """Means over the last (default all) records without the first `skip`: step_us, <stage>_us, shares."""
         records = self.records[skip:] if last is None else self.records[-last:]
         if not records:
             return {}
