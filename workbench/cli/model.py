@@ -66,3 +66,46 @@ def recorded_command(argv: list[str]) -> list[str]:
         else:
             command.append(word)
     return command
+
+
+@app.command()
+def capacity(
+    model: Annotated[str, typer.Option(help="kimi-k2.6, or a folder with a config.json.")] = "kimi-k2.6",
+    drafter: Annotated[str, typer.Option(help="kimi-dflash, none, or a folder.")] = "kimi-dflash",
+    hardware: Annotated[str, typer.Option(help="Hardware target that serves.")] = "rtx-pro-6000",
+    quantisation: Annotated[str, typer.Option(help="Of routed experts: bf16, fp8, int4-g32, mxfp4.")] = "",
+    ranks: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 8,
+    mem_fraction: Annotated[float, typer.Option(help="SGLang's --mem-fraction-static.")] = 0.94,
+    context: Annotated[int, typer.Option(help="Tokens per request that should fit.")] = 200_000,
+    running: Annotated[int, typer.Option(help="Requests that run at once.")] = 8,
+    verify_rows: Annotated[int, typer.Option(help="Verify rows per request: budget + 1.")] = 8,
+    observed: Annotated[int, typer.Option(help="Pool a server reported, to be explained; 0 = none.")] = 0,
+    fit_context: Annotated[int, typer.Option(help="Context to find the memory fraction for.")] = 256_000,
+) -> None:
+    """Plan a service's memory: the ledger, the KV pool's bracket, what fits, projected step floors.
+
+    Examples:
+      workbench capacity --observed 218000
+      workbench capacity --hardware h200 --drafter none --fit-context 262144
+      workbench capacity --model path/to/checkpoint --ranks 1 --drafter none --hardware h100
+    """
+    from workbench.cli.capacity_tables import print_plan
+    from workbench.experiments import service_capacity as experiment
+
+    params = experiment.Params(
+        target="cpu",
+        seed=0,
+        quantisation=quantisation,
+        model=model,
+        drafter=drafter,
+        hardware=hardware,
+        ranks=ranks,
+        mem_fraction=mem_fraction,
+        context=context,
+        running=running,
+        verify_rows=verify_rows,
+        observed_tokens=observed,
+        larger_context=fit_context,
+    )
+    rows = experiment.run(params, step=lambda name: None)
+    print_plan(rows, experiment.findings(rows))

@@ -137,6 +137,27 @@ def checkpoint_dtype(data: dict[str, Any], path: Path) -> str:
     return DTYPE_NAMES[name]
 
 
+def expert_quantisation(data: dict[str, Any], folder: Path) -> str:
+    """How a checkpoint stores its routed experts, as a name of `capacity.QUANTISATIONS`."""
+    quantisation = text_config(data).get("quantization_config")
+    if not quantisation:
+        return "bf16"
+    method = quantisation.get("quant_method")
+    if method == "fp8":
+        return "fp8"
+    groups = quantisation.get("config_groups") or {}
+    weights = [group.get("weights") or {} for group in groups.values()]
+    if method == "compressed-tensors" and weights and weights[0].get("num_bits") == 4:
+        return "int4-g32" if weights[0].get("group_size") == 32 else refuse_quantisation(folder, method)
+    return refuse_quantisation(folder, method)
+
+
+def refuse_quantisation(folder: Path, method: object) -> str:
+    raise ValueError(
+        f"{folder / 'config.json'}: quantisation {method!r} is not known: name one with --quantisation"
+    )
+
+
 def drafter_config(data: dict[str, Any], folder: Path) -> DrafterConfig:
     """A published DFlash drafter; `block_size` and the rest may stand in `dflash_config` or beside it."""
     path = folder / "config.json"
