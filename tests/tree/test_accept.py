@@ -1,5 +1,7 @@
 """Acceptance against a dictionary walk; sampled acceptance against plain sampling, by chi-square."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -17,8 +19,14 @@ from workbench.tree import (
     build_ddtree,
     build_ddtree_batch,
 )
+from workbench.tree.accept import Method
 from workbench.tree.sampling import draw_tokens, target_probs
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ACCEPT_METHODS = [
+    "torch",
+    pytest.param("triton", marks=pytest.mark.skipif(not INTERPRETED, reason="no Triton interpreter")),
+]
 DRAWS = 24_000
 VOCAB = 5
 
@@ -40,8 +48,9 @@ def likely_targets(out: TreeBuffers, vocab: int, generator: torch.Generator) -> 
     return torch.where((torch.rand(bs, n, generator=generator) < 0.8) & (out.next_token >= 0), follow, wanted)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_greedy_equals_a_dictionary_walk(seed: int) -> None:
+@pytest.mark.parametrize("method", ACCEPT_METHODS)
+@pytest.mark.parametrize("seed", range(4))
+def test_greedy_equals_a_dictionary_walk(seed: int, method: Method) -> None:
     g = torch.Generator().manual_seed(seed)
     bs, slots, vocab, budget = 9, 4, 6, 14
     logits, limits = torch.randn(bs, slots, vocab, generator=g), torch.randint(1, 6, (bs,), generator=g)
@@ -50,7 +59,7 @@ def test_greedy_equals_a_dictionary_walk(seed: int) -> None:
     wanted = likely_targets(out, vocab, g)
     for t in (accepted.node_index, accepted.tokens, accepted.accept_length, accepted.bonus):
         t.fill_(-77)
-    accept_greedy_batch(out, wanted, accepted)
+    accept_greedy_batch(out, wanted, accepted, method=method)
     for b in range(bs):
         tree = build_ddtree(logits[b], budget, max_tokens=int(limits[b]))
         path, bonus = walk(tree, wanted[b].tolist())
@@ -62,6 +71,15 @@ def test_greedy_equals_a_dictionary_walk(seed: int) -> None:
             == [tree.token_ids[i].item() for i in path[1:]] + [bonus] + [-1] * rest
         )
         assert accepted.accept_length[b] == len(path) and accepted.bonus[b] == bonus
+
+
+@pytest.mark.parametrize("method", ACCEPT_METHODS)
+def test_a_narrow_buffer_cuts_the_path(method: Method) -> None:
+    out, narrow = build_chain_batch(torch.randn(3, 5, 9), TreeBuffers(3, 6)), AcceptBuffers(3, 3)
+    wanted = out.token_ids.roll(-1, 1)  # every draft is right
+    accept_greedy_batch(out, wanted, narrow, method=method)
+    assert narrow.node_index.tolist() == [[0, 1, 2]] * 3
+    assert torch.equal(narrow.tokens, out.token_ids[:, 1:4])
 
 
 def test_chain_keeps_the_matching_prefix() -> None:
@@ -199,3 +217,18 @@ def test_temperature_per_request_and_refusals() -> None:
         accept_sampled_batch(out, logits, accepted, temperature=1.0, noise=torch.rand(3))
     with pytest.raises(ValueError, match="one token per node"):
         accept_greedy(build_ddtree(torch.randn(1, 4), 2), torch.zeros(5, dtype=torch.int64))
+
+
+@pytest.mark.gpu
+def test_greedy_on_the_device() -> None:
+    g = torch.Generator().manual_seed(1)
+    out, accepted = TreeBuffers(8, 65), AcceptBuffers(8, 8)
+    build_ddtree_batch(torch.randn(8, 7, 50, generator=g), 64, out)
+    wanted = likely_targets(out, 50, g)
+    accept_greedy_batch(out, wanted, accepted)
+    on_device, result = TreeBuffers(8, 65, "cuda"), AcceptBuffers(8, 8, "cuda")
+    for theirs, ours in zip(on_device.tensors(), out.tensors()):
+        theirs.copy_(ours)
+    accept_greedy_batch(on_device, wanted.cuda(), result)
+    assert torch.equal(result.tokens.cpu(), accepted.tokens)
+    assert torch.equal(result.node_index.cpu(), accepted.node_index)

@@ -62,7 +62,7 @@ def check_law(law: AcceptanceLaw, accepted: AcceptBuffers) -> None:
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.name}-{law.mean_accept_length:g}")
 @pytest.mark.parametrize("budget", [0, 7, 16])
 def test_synthetic_drafts_follow_the_law(law: AcceptanceLaw, budget: int) -> None:
-    """Budget 0 stands for the chain. The target is scripted: its next tokens along the true path are known."""
+    """Budget 0 stands for the chain. The target is scripted: its next tokens on the true path are known."""
     g = torch.Generator().manual_seed(budget + 1)
     truth = torch.randint(0, VOCAB, (BS, SLOTS + 1), generator=g)
     drafter = SyntheticDrafter(law, VOCAB)

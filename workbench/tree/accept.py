@@ -6,6 +6,7 @@ probabilities never enter.
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from workbench.tree.buffers import AcceptBuffers, TreeBuffers
 from workbench.tree.ddtree import DraftTree
 from workbench.tree.sampling import draw_tokens
+
+Method = Literal["auto", "torch", "triton"]
 
 
 def accept_greedy(tree: DraftTree, target_tokens: Tensor) -> tuple[list[int], int]:
@@ -50,24 +53,39 @@ def _walk(tree: DraftTree, token_at: Callable[[int], int]) -> tuple[list[int], i
         accepted.append(child)
 
 
-def accept_greedy_batch(tree: TreeBuffers, target_tokens: Tensor, out: AcceptBuffers) -> None:
+def accept_greedy_batch(
+    tree: TreeBuffers, target_tokens: Tensor, out: AcceptBuffers, *, method: Method = "auto"
+) -> None:
     """Fill `out` from the target's token per row [bs, N] int64; no host sync, no data-dependent shape.
 
-    A child is right when its token is the target's at its parent; a node is accepted when it and all its
-    ancestors are right. Siblings differ in token, so the accepted nodes are one path.
+    A path deeper than `out.max_accept` is cut there. `method`: "triton" (one kernel, "auto" on CUDA) or
+    "torch".
     """
     bs, n = tree.token_ids.shape
     if target_tokens.shape != (bs, n):
         raise ValueError(
             f"target_tokens has shape {tuple(target_tokens.shape)}: expected [bs, N] = [{bs}, {n}]"
         )
-    rows = torch.arange(n, device=tree.device)
+    if method not in ("auto", "torch", "triton"):
+        raise ValueError(f"method {method!r}: choose one of auto, torch, triton")
+    if method == "triton" or (method == "auto" and tree.device.type == "cuda"):
+        from workbench.tree.accept_gpu import accept_greedy_triton
+
+        accept_greedy_triton(tree, target_tokens.contiguous(), out)
+    else:
+        write_path(tree, matched_rows(tree, target_tokens), target_tokens, out)
+
+
+def matched_rows(tree: TreeBuffers, target_tokens: Tensor) -> Tensor:
+    """[bs, N] bool: rows whose token and whose ancestors' tokens are the target's at their parents.
+
+    Siblings differ in token, so these rows are one path from the root.
+    """
     parents = tree.parents.long().clamp(min=0)
-    right = target_tokens.gather(1, parents) == tree.token_ids  # [bs, N]
+    right = target_tokens.gather(1, parents) == tree.token_ids
     right[:, 0] = True
     wrong_ancestor = (tree.mask & ~right.unsqueeze(1)).any(-1)
-    accepted = ~wrong_ancestor & (rows < tree.num_nodes.unsqueeze(1))  # [bs, N]
-    write_path(tree, accepted, target_tokens, out)
+    return ~wrong_ancestor & (torch.arange(tree.width, device=tree.device) < tree.num_nodes.unsqueeze(1))
 
 
 def write_path(tree: TreeBuffers, accepted: Tensor, target_tokens: Tensor, out: AcceptBuffers) -> None:

@@ -2,6 +2,7 @@
 address for life."""
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class TreeBuffers:
     next_token: Tensor  # [bs, N] int64, first child or -1
     next_sibling: Tensor  # [bs, N] int64, next sibling or -1
     nan_slot: Tensor  # [bs] int32, first draft slot with a NaN or +inf logit, -1 if none
-    workspace: dict[tuple, tuple[Tensor, ...]] = field(repr=False)  # scratch of the device builders, by shape
+    workspace: dict[tuple[int, ...], Any] = field(repr=False)  # scratch of the device builders, by shape
 
     def __init__(self, bs: int, num_nodes: int, device: torch.device | str = "cpu") -> None:
         if bs < 1 or num_nodes < 1:

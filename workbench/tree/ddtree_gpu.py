@@ -12,6 +12,7 @@ Least time: reading the logits once. Keys carry the index below the value, so eq
 the host.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,8 @@ from workbench.tree.ddtree_torch import pair_table
 GROUP = 64  # tokens whose maximum is kept
 GROUPS_PER_PROGRAM = 128
 LINK_ROWS = 16
+RANK_WARPS = 16
+SELECT_WARPS = 4
 
 
 @triton.jit
@@ -177,7 +180,7 @@ def _select_kernel(
 
 @triton.jit
 def _link_kernel(
-    parents, num_nodes, mask, retrieve_index, next_token, next_sibling, width, depth,
+    parents, mask, retrieve_index, next_token, next_sibling, width, depth,
     R: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """R rows of one request: visibility, first child, next sibling."""
@@ -212,23 +215,38 @@ def _power(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """Sizes that follow from the shapes alone."""
+class Scratch:
+    """Sizes that follow from the shapes alone, and what one kernel leaves for the next."""
 
-    rows: int
+    group: int
     groups: int
     chunks: int
     k: int
     k_padded: int
-    width: int  # prefixes kept a level
+    level: int  # prefixes kept a depth
+    group_max: Tensor  # [rows, groups] fp32
+    partial: Tensor  # [rows, chunks, 2] fp32
+    log_probs: Tensor  # [rows, k_padded] fp32
+    tokens: Tensor  # [rows, k_padded] int32
+    row_bad: Tensor  # [rows] int32
 
     @staticmethod
-    def plan(bs: int, slots: int, vocab: int, budget: int, group: int) -> "Launch":
+    def make(rows: int, vocab: int, budget: int, group: int, device: torch.device) -> "Scratch":
         groups = triton.cdiv(vocab, group)
+        chunks = triton.cdiv(groups, GROUPS_PER_PROGRAM)
         k = min(budget, vocab)
-        return Launch(
-            bs * slots, groups, triton.cdiv(groups, GROUPS_PER_PROGRAM), k, _power(k), _power(budget)
-        )
+
+        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        return Scratch(
+            group, groups, chunks, k, _power(k), _power(budget),
+            group_max=empty(rows, groups),
+            partial=empty(rows, chunks, 2),
+            log_probs=empty(rows, _power(k)),
+            tokens=empty(rows, _power(k), dtype=torch.int32),
+            row_bad=empty(rows, dtype=torch.int32),
+        )  # fmt: skip
 
 
 def build_ddtree_triton(
@@ -240,55 +258,78 @@ def build_ddtree_triton(
     min_log_prob: float | None,
     group: int = GROUP,
 ) -> None:
-    """Fill `out` from draft logits [bs, L, V] (contiguous vocabulary), budget >= 1, L >= 1."""
-    bs, slots, vocab = logits.shape
+    """Fill `out` from draft logits [bs, L, V], budget >= 1, L >= 1.
+
+    Scratch lives as long as the buffers: the first call of a shape allocates it and must not be a capture.
+    """
     if logits.stride(2) != 1:
         raise ValueError(f"draft logits have vocabulary stride {logits.stride(2)}: pass them with stride 1")
-    launch = Launch.plan(bs, slots, vocab, budget, group)
-    scratch = _workspace(out, launch, (bs, slots, vocab, budget, group))
-    rank_slots_triton(logits, launch, scratch, group)
-    _, _, log_probs, tokens, row_bad = scratch
-    first, second = pair_table(launch.width, launch.k_padded, logits.device)
-    _select_kernel[(bs,)](
-        log_probs, tokens, row_bad, first, second, root_tokens, max_tokens,
-        out.token_ids, out.depths, out.parents, out.log_probs, out.num_nodes, out.nan_slot,
-        len(first), budget, out.width, float("-inf") if min_log_prob is None else min_log_prob,
-        HAS_ROOTS=root_tokens is not None, HAS_LIMITS=max_tokens is not None,
-        SLOTS=slots, LEVELS=_power(slots), K=launch.k_padded, B=launch.width,
-        PAIRS=_power(len(first)), N=_power(out.width), num_warps=4,
+    for launch in plan_kernels(logits, budget, out, root_tokens, max_tokens, min_log_prob, group).values():
+        launch()
+
+
+def plan_kernels(
+    logits: Tensor,
+    budget: int,
+    out: TreeBuffers,
+    root_tokens: Tensor | None = None,
+    max_tokens: Tensor | None = None,
+    min_log_prob: float | None = None,
+    group: int = GROUP,
+) -> dict[str, Callable[[], None]]:
+    """The four launches in order, by name; each may be timed alone."""
+    bs, slots, vocab = logits.shape
+    key = (bs, slots, vocab, budget, group)
+    if key not in out.workspace:
+        out.workspace[key] = Scratch.make(bs * slots, vocab, budget, group, logits.device)
+    scratch = out.workspace[key]
+    floor = float("-inf") if min_log_prob is None else min_log_prob
+    return {
+        "scan": lambda: _scan(logits, scratch),
+        "rank": lambda: _rank(logits, scratch),
+        "select": lambda: _select(scratch, slots, budget, out, root_tokens, max_tokens, floor),
+        "link": lambda: _link(out, slots),
+    }
+
+
+def _scan(logits: Tensor, s: Scratch) -> None:
+    _scan_kernel[(len(s.row_bad), s.chunks)](
+        logits, s.group_max, s.partial, logits.shape[2], s.groups, logits.stride(0), logits.stride(1),
+        logits.shape[1], G=s.group, M=GROUPS_PER_PROGRAM, num_warps=8,
     )  # fmt: skip
-    _link_kernel[(bs, triton.cdiv(out.width, LINK_ROWS))](
-        out.parents, out.num_nodes, out.mask, out.retrieve_index, out.next_token, out.next_sibling,
+
+
+def _rank(logits: Tensor, s: Scratch) -> None:
+    padded = _power(s.groups)
+    _rank_kernel[(len(s.row_bad),)](
+        logits, s.group_max, s.partial, s.log_probs, s.tokens, s.row_bad, logits.shape[2], s.groups, s.chunks,
+        logits.stride(0), logits.stride(1), logits.shape[1], s.k, G=s.group, GROUPS=padded,
+        KG=min(s.k_padded, padded), K=s.k_padded, CHUNKS=_power(s.chunks), num_warps=RANK_WARPS,
+    )  # fmt: skip
+
+
+def _select(
+    s: Scratch,
+    slots: int,
+    budget: int,
+    out: TreeBuffers,
+    root_tokens: Tensor | None,
+    max_tokens: Tensor | None,
+    floor: float,
+) -> None:
+    first, second = pair_table(s.level, s.k_padded, out.device)
+    _select_kernel[(out.bs,)](
+        s.log_probs, s.tokens, s.row_bad, first, second, root_tokens, max_tokens,
+        out.token_ids, out.depths, out.parents, out.log_probs, out.num_nodes, out.nan_slot,
+        len(first), budget, out.width, floor,
+        HAS_ROOTS=root_tokens is not None, HAS_LIMITS=max_tokens is not None, SLOTS=slots,
+        LEVELS=_power(slots), K=s.k_padded, B=s.level, PAIRS=_power(len(first)), N=_power(out.width),
+        num_warps=SELECT_WARPS,
+    )  # fmt: skip
+
+
+def _link(out: TreeBuffers, slots: int) -> None:
+    _link_kernel[(out.bs, triton.cdiv(out.width, LINK_ROWS))](
+        out.parents, out.mask, out.retrieve_index, out.next_token, out.next_sibling,
         out.width, slots, R=LINK_ROWS, N=_power(out.width), num_warps=4,
     )  # fmt: skip
-
-
-def rank_slots_triton(logits: Tensor, launch: Launch, scratch: tuple[Tensor, ...], group: int) -> None:
-    """Kernels 1 and 2: the K best log-probabilities and tokens of every slot, into `scratch`."""
-    group_max, partial, log_probs, tokens, row_bad = scratch
-    slots, vocab = logits.shape[1:]
-    padded = _power(launch.groups)
-    _scan_kernel[(launch.rows, launch.chunks)](
-        logits, group_max, partial, vocab, launch.groups, logits.stride(0), logits.stride(1), slots,
-        G=group, M=GROUPS_PER_PROGRAM, num_warps=8,
-    )  # fmt: skip
-    _rank_kernel[(launch.rows,)](
-        logits, group_max, partial, log_probs, tokens, row_bad, vocab, launch.groups, launch.chunks,
-        logits.stride(0), logits.stride(1), slots, launch.k,
-        G=group, GROUPS=padded, KG=min(launch.k_padded, padded), K=launch.k_padded,
-        CHUNKS=_power(launch.chunks), num_warps=16,
-    )  # fmt: skip
-
-
-def _workspace(out: TreeBuffers, launch: Launch, key: tuple) -> tuple[Tensor, ...]:
-    """Scratch that lives as long as the buffers: allocated by the first call, which must not be a capture."""
-    if key not in out.workspace:
-        device = out.device
-        out.workspace[key] = (
-            torch.empty(launch.rows, launch.groups, dtype=torch.float32, device=device),
-            torch.empty(launch.rows, launch.chunks, 2, dtype=torch.float32, device=device),
-            torch.empty(launch.rows, launch.k_padded, dtype=torch.float32, device=device),
-            torch.empty(launch.rows, launch.k_padded, dtype=torch.int32, device=device),
-            torch.empty(launch.rows, dtype=torch.int32, device=device),
-        )
-    return out.workspace[key]

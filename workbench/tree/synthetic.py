@@ -48,7 +48,7 @@ class AcceptanceLaw:
         return tuple(u / before if before else 0.0 for before, u in zip((1.0, *self.survival), self.survival))
 
     def draw_depths(self, noise: Tensor) -> Tensor:
-        """Accepted drafts [bs] int64 for `noise` [bs] uniform in [0, 1); no host sync after the first call."""
+        """Accepted drafts [bs] int64 for `noise` [bs] uniform in [0, 1); capturable after a first call."""
         return (noise.unsqueeze(1) < self.thresholds(noise.device)).sum(1)
 
     def thresholds(self, device: torch.device) -> Tensor:
