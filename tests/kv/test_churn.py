@@ -9,6 +9,7 @@ from workbench.kv.churn import Churn, run_churn
 from workbench.kv.fragmentation import layout_score
 from workbench.kv.policies import policies, policy
 from workbench.kv.workload import Lengths, load, names
+from workbench.targets import ROOT
 
 # (workload, requests, wraps, policy) -> gap, descent, span/len, sorts of the model (pool 32,768)
 MODEL = [
@@ -111,3 +112,19 @@ def test_bad_workloads_are_refused() -> None:
 def test_same_seed_same_layout() -> None:
     first, second = (run_churn(policy("fifo"), load("chat"), 65_536, [1.0], seed=9)[0] for _ in range(2))
     assert np.array_equal(first.indices, second.indices)
+
+
+def readme_table() -> list[list[str]]:
+    """Cells of the rows of the allocator table in workbench/kv/README.md."""
+    lines = (ROOT / "workbench" / "kv" / "README.md").read_text().splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| facts_")]
+
+
+@pytest.mark.parametrize("cells", readme_table(), ids=lambda cells: "-".join(cells[:4]))
+def test_the_readme_table_is_what_the_churn_gives(cells: list[str]) -> None:
+    workload, requests, wraps, name, gaps, descents, sorts = cells
+    preset = replace(load(workload), max_running=int(requests))
+    snapshot = run_churn(policy(name), preset, 32_768, [float(wraps)])[0]
+    score = snapshot.score()
+    assert gaps == f"{100 * score.gap_rate:.1f} %" and descents == f"{100 * score.descent_rate:.2f} %"
+    assert int(sorts) == snapshot.sorts

@@ -35,7 +35,7 @@ def _cost(rows: list[Row], derived: dict[str, Row]) -> Iterable[str]:
         f"{verdict} on {fit.target}: by the fit over {fit.metrics['layouts']} layouts of"
         f" {fit.axes['context']} tokens ({fit.axes['kernel']}) the most scattered one takes {effect:+.1f} µs"
         f" ({effect / base:+.1%}; 95 % interval {low:+.1f} to {high:+.1f}) over a contiguous one of"
-        f" {base:.1f} µs (p10); the same layout measured again differs by {noise:.1f} µs ({noise / base:.1%})."
+        f" {base:.1f} µs (p10); one layout measured again differs by {noise:.1f} µs ({noise / base:.1%})."
     )
     yield (
         f"One gap costs {number(fit, 'ns_per_gap'):.2f} ns ({number(fit, 'ns_per_gap_low'):.2f} to"

@@ -21,6 +21,10 @@ __all__ = ["Params", "findings", "run"]
 
 POLICIES = ("fifo", "need_sort", "sorted_always", "best_fit_runs", "paged16", "paged64")
 SYNTHETIC = ("reversed", "sorted", "random", "runs:4", "runs:16", "runs:64", "interleaved:8")
+COLUMNS = (
+    "case_id", "status", "axis_layout", "mode", "l2", "n", "median_us", "p10_us", "p90_us", "metric_gap_rate",
+    "metric_descent_rate", "metric_mean_run", "metric_span_ratio", "metric_pages_2mb", "metric_wraps",
+)  # fmt: skip
 AGAIN = 3  # the same contiguous layout this many times: what differs between them is noise
 STRIP_SLOTS, STRIP_LETTERS = 4096, "abcdefghijklmnopqrstuvwxyz"
 
@@ -34,7 +38,7 @@ class Params(BaseModel):
     workload: str = Field(
         "auto", description="preset of data/workloads; auto: long_decode, on cpu its miniature"
     )
-    policies: list[str] = Field(list(POLICIES), description="allocation policies to age")
+    policies: str = Field("all", description="allocation policies to age, with commas between")
     ages: list[float] = Field([0.5, 1.5, 4.0], description="trips around the pool at which layouts are taken")
     pool_slots: int = Field(0, ge=0, description="slots of the pool; 0: 32,768 on cpu, 400,000 on a GPU")
     context: int = Field(0, ge=0, description="tokens one call attends to; 0: 2,048 on cpu, 46,080 on a GPU")
@@ -55,6 +59,7 @@ class Params(BaseModel):
                 if self.workload == "auto"
                 else self.workload,
                 "pool_slots": self.pool_slots or (32_768 if on_cpu else 400_000),
+                "policies": ",".join(POLICIES) if self.policies == "all" else self.policies,
                 "context": self.context or (2_048 if on_cpu else 46_080),
                 "q_len": self.q_len or (2 if on_cpu else 16),
             }
@@ -66,7 +71,7 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     target = targets.load(params.target)
     targets.require_hardware(target)
     params = params.resolved(target)
-    step(f"age {len(params.policies)} policies to {max(params.ages):g} wraps of {params.pool_slots} slots")
+    step(f"age {params.policies} to {max(params.ages):g} wraps of {params.pool_slots} slots")
     worn, aged = age_policies(params)
     dtype = "fp32" if target.backend == "cpu" else "bf16"
     shape = VerifyShape(1, params.heads, params.q_len, params.context, dtype, mask_layout="causal")
@@ -99,7 +104,7 @@ def age_policies(params: Params) -> "tuple[dict[str, Churn], list[LayoutCase]]":
     from workbench.kv.policies import policy
 
     load, worn, cases = workload.load(params.workload), {}, []
-    for name in params.policies:
+    for name in map(str.strip, params.policies.split(",")):
         worn[name] = Churn(policy(name), load, params.pool_slots, params.seed)
         for age in sorted(params.ages):
             snapshot = age_pool(worn[name], age, params.context)
@@ -147,7 +152,7 @@ def synthetic_cases(params: Params) -> list[LayoutCase]:
         for repeat in range(AGAIN)
     ]
     far = make_layout("contiguous", context, size, first=size - context + 1)
-    cases.append(LayoutCase("contiguous", far, "synthetic", {"place": "far end"}))
+    cases.append(LayoutCase("contiguous", far, "synthetic", {"place": "far"}))
     for name in SYNTHETIC:
         if not name.startswith("interleaved") or context * 8 <= size:
             slots = make_layout(name, context, size, seed=params.seed)

@@ -273,11 +273,19 @@ def _check(plan: RelocationPlan, buffers: Sequence[torch.Tensor]) -> None:
 def copy_rows(buffer: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
     """Copy rows to rows in every layer of `buffer` [layers, rows, width]; any overlap is read before written.
 
-    Disjoint rows on CUDA take one launch; overlapping ones go through a staging buffer.
+    Disjoint rows on CUDA take one launch, overlapping ones a staging buffer. Slots are on the host.
     """
     overlaps = len(np.intersect1d(as_slots(sources), as_slots(targets))) > 0
     sources, targets = (slots.to(buffer.device, non_blocking=True) for slots in (sources, targets))
-    if buffer.is_cuda and not overlaps:
+    if overlaps:
+        buffer.index_copy_(1, targets, buffer.index_select(1, sources))
+    else:
+        copy_disjoint_rows(buffer, sources, targets)
+
+
+def copy_disjoint_rows(buffer: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """The same for slots on the buffer's device that are known not to overlap: no check, no host sync."""
+    if buffer.is_cuda:
         from workbench.kv.triton_copy import copy_rows as copy_on_device
 
         copy_on_device(buffer, sources, targets)

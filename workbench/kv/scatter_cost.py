@@ -55,7 +55,8 @@ def fit_scatter_cost(
     rng = np.random.default_rng(seed)
     picks = rng.integers(0, len(latency), (RESAMPLES, len(latency)))
     draws = np.stack([_solve(design[pick] / scale, latency[pick]) for pick in picks])
-    worst = design[np.argmax(design[:, 1:].sum(1)), 1:] / scale[1:]
+    scatter = [score.gaps * score.span_ratio for score in scores]  # a reversed layout is not scattered
+    worst = design[int(np.argmax(scatter)), 1:] / scale[1:]
     slopes, slope_draws = best / scale, draws / scale
     return ScatterCost(
         base_us=float(slopes[0]),
