@@ -235,3 +235,17 @@ def test_bad_prompts_are_named_with_the_fix(pair):
         SpeculativeDecoder(pair[0], shape="tree")
     with pytest.raises(ValueError, match="temperature=-1"):
         d.generate([[1]], 2, temperature=-1)
+
+
+@pytest.mark.parametrize("shape", ["chain", "chain_tree"])
+@pytest.mark.parametrize("mode", ["eager", "step_graph"])
+def test_synthetic_acceptance_follows_its_law(pair, make_prompts, mode, shape):
+    from workbench.tree.synthetic import geometric
+
+    law = geometric(3.0, 4)
+    d = decoder(pair, mode=mode, shape=shape, law=law, max_context=512, max_batch=8)
+    result = d.generate(make_prompts([5] * 8), 200)
+    stats = result.acceptance
+    deviation = np.std([r for lengths in result.accept_lengths for r in lengths])
+    assert abs(stats.mean_length - law.mean_accept_length) < 3 * deviation / stats.passes**0.5
+    assert np.allclose(stats.per_position(), law.survival, atol=0.06)

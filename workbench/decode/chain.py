@@ -18,6 +18,7 @@ def set_chain_geometry(tree: TreeBuffers) -> None:
     tree.depths.copy_(rows.expand_as(tree.depths))
     tree.parents.copy_((rows - 1).expand_as(tree.parents))
     tree.num_nodes.fill_(tree.width)
+    tree.mask.copy_((rows <= rows[:, None]).expand_as(tree.mask))
 
 
 def accept_chain(token_ids: Tensor, target_tokens: Tensor, out: AcceptBuffers) -> None:

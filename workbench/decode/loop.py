@@ -21,7 +21,6 @@ from workbench.decode.scheduler import Request, Scheduler
 from workbench.decode.step import (
     SEGMENT_STAGES,
     SHAPES,
-    Acceptor,
     DecodeStep,
     Shape,
     StepSettings,
@@ -30,6 +29,7 @@ from workbench.decode.step import (
 from workbench.decode.transfer import Pending, Transfer
 from workbench.measure.ledger import CudaClock, HostClock, Ledger, NoClock, Reading, StageClock
 from workbench.tree.sampling import draw_tokens
+from workbench.tree.synthetic import AcceptanceLaw
 
 OnTokens = Callable[[int, list[int]], None]  # (prompt index, new tokens)
 
@@ -52,6 +52,7 @@ class SpeculativeDecoder:
 
     mode: eager, split_graph (draft graph, host tree, verify graph) or step_graph (everything in one graph).
     shape: none (plain autoregressive), chain, chain_tree (a chain through the tree machinery) or tree.
+    law: synthetic acceptance; the tokens are then not the model's and may not be scored.
     Raises ValueError for anything it cannot run, with the fix.
     """
 
@@ -77,7 +78,7 @@ class SpeculativeDecoder:
         cut_to_remaining: bool = False,
         stop_tokens: Sequence[int] = (),
         allocator: Any = None,
-        acceptor: Acceptor | None = None,
+        law: AcceptanceLaw | None = None,
         hooks: DecodeHooks | None = None,
         log_interval: int = 40,
         log_sink: Callable[[str], None] | None = None,
@@ -120,7 +121,7 @@ class SpeculativeDecoder:
         self.generator = torch.Generator(self.device)
         self.clock = make_clock(self.device) if ledger else NoClock()
         settings = StepSettings(
-            shape, budget, min_log_prob=min_log_prob, cut_to_remaining=cut_to_remaining, acceptor=acceptor
+            shape, budget, min_log_prob=min_log_prob, cut_to_remaining=cut_to_remaining, law=law
         )
         step = DecodeStep(
             target, self.drafter, self.pool, self.draft_pool, self.table, settings,

@@ -5,7 +5,7 @@ In order: read state, draft, tree, mask, verify, context, accept, commit. A comm
 ones keep the slots they were written to, the step only enters them into the request's token table.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,8 +21,8 @@ from workbench.measure.ledger import NoClock, StageClock
 from workbench.model.batch import ForwardBatch
 from workbench.tree.accept import accept_greedy_batch
 from workbench.tree.batch import build_chain_batch, build_ddtree_batch
-from workbench.tree.buffers import AcceptBuffers, TreeBuffers
 from workbench.tree.sampling import draw_tokens
+from workbench.tree.synthetic import AcceptanceLaw, accept_synthetic_batch
 
 Shape = Literal["none", "chain", "chain_tree", "tree"]
 SHAPES = ("none", "chain", "chain_tree", "tree")
@@ -43,8 +43,6 @@ SEGMENTS = (
 SEGMENT_INDEX = {name: i for i, (name, _) in enumerate(SEGMENTS)}
 SEGMENT_STAGES = tuple(stage for _, stage in SEGMENTS)
 
-Acceptor = Callable[[TreeBuffers, Tensor, AcceptBuffers], None]  # (tree, target tokens [bs, N], out)
-
 
 @dataclass(frozen=True)
 class StepSettings:
@@ -57,7 +55,9 @@ class StepSettings:
     top_p: float | None = None
     min_log_prob: float | None = None
     cut_to_remaining: bool = False
-    acceptor: Acceptor | None = None  # a law instead of a comparison (synthetic acceptance)
+    law: AcceptanceLaw | None = (
+        None  # draws the accepted depth instead of comparing: output is not the model's
+    )
 
 
 class DecodeStep:
@@ -201,8 +201,9 @@ class DecodeStep:
     def accept(self, b: StepBuffers) -> None:
         s = self.settings
         wanted = self.target_tokens(b)
-        if s.acceptor is not None:
-            s.acceptor(b.tree, wanted, b.accept)
+        if s.law is not None:
+            noise = b.noise.uniform_(generator=self.generator)[: b.bs]
+            accept_synthetic_batch(b.tree, wanted, b.accept, law=s.law, noise=noise)
         elif s.shape == "chain":
             accept_chain(b.tree.token_ids, wanted, b.accept)
         else:
