@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from workbench import targets
-from workbench.cli import load_commands
+from workbench.cli import model as commands
 from workbench.experiments import service_capacity as experiment
 from workbench.model.capacity import GIB, Assumptions, Service, bracket, make_plan
 from workbench.model.hf_config import expert_quantisation
@@ -111,7 +111,7 @@ def test_figures_are_labelled(rows):
 
 
 def test_command_agrees_with_the_experiment(rows):
-    result = CliRunner().invoke(load_commands(), ["capacity", "--observed", "218000"])
+    result = CliRunner().invoke(commands.app, ["capacity", "--observed", "218000"])
     assert result.exit_code == 0, result.output
     for sentence in experiment.findings(rows):
         assert sentence in result.output.replace("\n", " ")

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from dense_attention import TestPool, dense_attend
@@ -16,29 +18,44 @@ def draft_pool(drafter, size, max_bs):
 
 
 def brute_draft(drafter, taps, bonus):
-    """The published formulation: whole context and block in one attention, per query head."""
+    """The published formulation: whole context and block in one attention, per query head.
+
+    Sliding layers keep the last window - 1 context tokens and are causal in the block unless told otherwise.
+    """
     c = drafter.config
     context = drafter.context(taps)
     start = len(taps)
     x = drafter.embed_tokens(torch.tensor([bonus] + [c.mask_token_id] * (c.block_size - 1)))
     cos_c, sin_c = drafter.rotary(torch.arange(start))
     cos_x, sin_x = drafter.rotary(torch.arange(start, start + c.block_size))
-    for layer in drafter.layers:
+    for index, layer in enumerate(drafter.layers):
         attention = layer.self_attn
         normed = layer.input_layernorm(x)
+        hidden = torch.zeros(c.block_size, start + c.block_size, dtype=torch.bool)
+        if c.is_sliding(index):
+            hidden[:, : max(0, start - c.sliding_window + 1)] = True
+            if c.is_causal is None:
+                hidden[:, start:] = torch.ones(c.block_size, c.block_size, dtype=torch.bool).triu(1)
         rows = torch.cat((attention.rows(context, cos_c, sin_c), attention.rows(normed, cos_x, sin_x)))
         q = attention.query(normed, cos_x, sin_x)
         outs = []
         for head in range(c.num_heads):
             v, k = rows[:, head // c.group_heads].double().chunk(2, dim=-1)
-            outs.append((q[:, head].double() @ k.T * c.head_dim**-0.5).softmax(-1) @ v)
+            scores = q[:, head].double() @ k.T * c.head_dim**-0.5
+            outs.append(scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v)
         x = x + attention.o_proj(torch.cat(outs, dim=-1).float())
         x = x + layer.mlp(layer.post_attention_layernorm(x))
     return drafter.logits(drafter.norm(x)[1:])
 
 
-def test_draft_equals_the_published_formulation(pair):
-    _, drafter = pair
+SLIDING = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 6}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, SLIDING, SLIDING | {"is_causal": False}, SLIDING | {"sliding_window": 90}]
+)
+def test_draft_equals_the_published_formulation(changes):
+    _, drafter = random_pair(5, drafter_config=replace(TINY_DRAFTER, **changes))
     c = drafter.config
     lengths, size = [13, 1], 60
     pool = draft_pool(drafter, size, max_bs=3)

@@ -22,6 +22,13 @@ def train(
     context: Annotated[int | None, typer.Option(help="Bytes per sequence.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate of both phases.")] = None,
+    dropout: Annotated[float, typer.Option(help="Of the target's residual branches.")] = 0.0,
+    corpus: Annotated[
+        Path | None, typer.Option(help="A copy of a standard library; default: this Python's.")
+    ] = None,
+    corpus_python: Annotated[
+        str | None, typer.Option(help="Version of the Python that --corpus is from.")
+    ] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="torch.compile the losses.")] = False,
 ) -> None:
     """Train the byte-level pair on this Python's standard library and write weights, card and corpus hashes.
@@ -33,6 +40,7 @@ def train(
     import torch
 
     from workbench.model.card import train_pair
+    from workbench.model.corpus import read_corpus
     from workbench.model.train import default_options
 
     if device == "auto":
@@ -50,18 +58,28 @@ def train(
         peak_lr=lr or base.peak_lr,
         drafter_lr=lr or base.drafter_lr,
         compiled=compiled,
+        dropout=dropout,
     )
-    quality = train_pair(out, options, recorded_command(sys.argv), lambda line: print(line, flush=True))
+    if (corpus is None) != (corpus_python is None):
+        raise ValueError(
+            "--corpus and --corpus-python belong together: name the folder and its Python version"
+        )
+    text = read_corpus(corpus, corpus_python)
+    command = recorded_command(sys.argv)
+    quality = train_pair(out, options, command, lambda line: print(line, flush=True), text)
     print(f"wrote {out}: chain accept length {quality.chain_accept_length:.2f} on held-out files")
 
 
 def recorded_command(argv: list[str]) -> list[str]:
-    """The command as the card shows it: without --out, which is a path of one machine."""
+    """The command as the card shows it: without --out and --corpus, which are paths of one machine.
+
+    The card names the corpus by Python version and hash instead.
+    """
     command, skip = ["workbench"], False
     for word in argv[1:]:
-        if skip or word.startswith("--out="):
+        if skip or word.startswith(("--out=", "--corpus=", "--corpus-python=")):
             skip = False
-        elif word == "--out":
+        elif word in ("--out", "--corpus", "--corpus-python"):
             skip = True
         else:
             command.append(word)

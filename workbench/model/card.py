@@ -17,12 +17,16 @@ from workbench.model.weights import load_pair, save_pair
 
 
 def train_pair(
-    folder: Path, options: TrainOptions, command: list[str], report: Callable[[str], None] = print
+    folder: Path,
+    options: TrainOptions,
+    command: list[str],
+    report: Callable[[str], None] = print,
+    corpus: Corpus | None = None,
 ) -> PairQuality:
     """Train, evaluate as stored, write weights, configs, corpus.json, training.json and README.md."""
     torch.manual_seed(options.seed)
     began = time.monotonic()
-    corpus = read_corpus()
+    corpus = corpus or read_corpus()
     data = corpus.joined(held_out=False).to(options.device)
     held_out = corpus.joined(held_out=True).to(options.device)
     report(f"corpus: {len(corpus.files)} files, {len(data)} bytes to train on, {len(held_out)} held out")

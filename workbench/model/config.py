@@ -212,6 +212,11 @@ class DrafterConfig:
                 f"block_size={self.block_size} must be at least 2: the bonus token and one draft"
             )
 
+    def is_sliding(self, layer: int) -> bool:
+        """Whether `layer` sees only the last `sliding_window` tokens."""
+        kind = self.layer_types[layer] if self.layer_types else "full_attention"
+        return kind == "sliding_attention" and self.sliding_window is not None
+
     @property
     def drafts(self) -> int:
         """L: draft slots of a block, the bonus token left out."""

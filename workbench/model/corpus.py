@@ -56,10 +56,10 @@ def is_held_out(path: str) -> bool:
     return int(hashlib.sha256(path.encode()).hexdigest(), 16) % HELD_OUT_ONE_IN == 0
 
 
-def read_corpus(root: Path | None = None) -> Corpus:
-    """Every readable source file below `root` (default: the running Python's standard library).
+def read_corpus(root: Path | None = None, python: str | None = None) -> Corpus:
+    """Every readable source file below `root`, the standard library of Python version `python`.
 
-    Raises ValueError when there are too few to train on.
+    Both default to the running Python. Raises ValueError when there are too few files to train on.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     texts: dict[str, bytes] = {}
@@ -76,7 +76,7 @@ def read_corpus(root: Path | None = None) -> Corpus:
             f"{root} holds {len(texts)} usable source files: give the folder of a standard library"
         )
     files = {path: hashlib.sha256(data).hexdigest() for path, data in texts.items()}
-    return Corpus(platform.python_version(), files, held_out, texts)
+    return Corpus(python or platform.python_version(), files, held_out, texts)
 
 
 def is_utf8(data: bytes) -> bool:

@@ -6,6 +6,7 @@ states of the context, followed by the block itself; embedding and head are the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -151,11 +152,15 @@ class Drafter(nn.Module):
         """Logits [bs, L, V] fp32 of the L tokens behind `bonus` [bs], which sits at position `start` [bs]."""
         bs, block = len(bonus), self.config.block_size
         batch = self.block_batch(bonus, start, kv_indptr, kv_indices, pool)
+        windowed = (
+            self.window_batch(batch) if any(map(self.config.is_sliding, range(len(self.layers)))) else batch
+        )
         x = self.embed(batch.token_ids)  # [bs * block, hidden]
         cos, sin = self.rotary(batch.positions)
         for index, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)
-            x = x + layer.self_attn.decode(normed, cos, sin, pool.layer(index), batch, attend, index)
+            seen = windowed if self.config.is_sliding(index) else batch
+            x = x + layer.self_attn.decode(normed, cos, sin, pool.layer(index), seen, attend, index)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         drafts = self.norm(x).view(bs, block, -1)[:, 1:]
         return self.logits(drafts)
@@ -180,11 +185,6 @@ class Drafter(nn.Module):
         token_ids = F.pad(bonus[:, None], (0, block - 1), value=c.mask_token_id).flatten()
         steps = torch.arange(block, device=device)
         rows = pool.layer(0).shape[0]
-        visible = (
-            steps[None, :] <= steps[:, None]
-            if c.is_causal
-            else torch.ones(block, block, dtype=torch.bool, device=device)
-        )
         return ForwardBatch(
             token_ids=token_ids,
             positions=(start[:, None] + steps).flatten(),
@@ -192,7 +192,36 @@ class Drafter(nn.Module):
             qo_indptr=torch.arange(0, (bs + 1) * block, block, dtype=torch.int32, device=device),
             kv_indptr=kv_indptr,
             kv_indices=kv_indices,
-            tree_mask=visible.expand(bs, block, block).flatten(),
+            tree_mask=self.block_mask(bs, bool(c.is_causal), device),
             max_q_len=block,
             max_kv_len=len(kv_indices) + block,
         )
+
+    def block_mask(self, bs: int, causal: bool, device: torch.device) -> Tensor:
+        """Flat "tree" mask of `bs` blocks: rows see the whole block, or only what is in front of them."""
+        block = self.config.block_size
+        visible = torch.ones(block, block, dtype=torch.bool, device=device)
+        return (visible.tril() if causal else visible).expand(bs, block, block).flatten()
+
+    def window_batch(self, batch: ForwardBatch) -> ForwardBatch:
+        """The batch as sliding-window layers see it: each prefix cut to its last `sliding_window` - 1 tokens.
+
+        Exact for the block's first row; the published code moves the window on by one per row, so later rows
+        see up to block_size - 1 tokens more here.
+        """
+        c, device = self.config, batch.kv_indptr.device
+        assert c.sliding_window is not None
+        reach = min(c.sliding_window - 1, len(batch.kv_indices))
+        ends = batch.kv_indptr[1:].long()
+        kept = (ends - batch.kv_indptr[:-1]).clamp(max=reach)  # [bs]
+        indptr = F.pad(kept.cumsum(0), (1, 0))
+        offsets = torch.arange(reach, device=device)
+        inside = offsets < kept[:, None]  # [bs, reach]
+        source = torch.where(inside, (ends - kept)[:, None] + offsets, 0)
+        spare = len(kept) * reach  # entries behind a request's end land here
+        place = torch.where(inside, indptr[:-1, None] + offsets, spare)
+        indices = batch.kv_indices.new_zeros(spare + 1)
+        indices.scatter_(0, place.flatten(), batch.kv_indices[source.flatten()])
+        causal = c.is_causal is None or c.is_causal
+        mask = self.block_mask(len(kept), causal, device)
+        return replace(batch, kv_indptr=indptr.int(), kv_indices=indices, tree_mask=mask)

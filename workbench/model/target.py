@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from workbench.model.batch import Attend, ForwardBatch, TargetOutput
 from workbench.model.config import TargetConfig
@@ -138,20 +139,20 @@ class Target(nn.Module):
                 taps.append(x)
         return x, self.join_taps(taps, x)
 
-    def score(self, token_ids: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def score(self, token_ids: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Whole sequences [B, T] without a pool: (hidden [B, T, hidden], taps [B, T, F], expert loads)."""
         x = self.embed_tokens(token_ids)
         cos, sin = self.rotary(torch.arange(token_ids.shape[1], device=token_ids.device))
         taps, loads = [], []
         for index, layer in enumerate(self.layers):
-            x = x + layer.self_attn(layer.input_layernorm(x), cos, sin)
+            x = x + F.dropout(layer.self_attn(layer.input_layernorm(x), cos, sin), dropout)
             normed = layer.post_attention_layernorm(x)
             if isinstance(layer.mlp, MoE):
                 out, load = layer.mlp.forward_dense(normed)
                 loads.append(load)
             else:
                 out = layer.mlp(normed)
-            x = x + out
+            x = x + F.dropout(out, dropout)
             if index in self.config.tap_layers:
                 taps.append(x)
         return x, self.join_taps(taps, x), loads

@@ -36,6 +36,7 @@ class TrainOptions:
     peak_lr: float = 3e-3
     drafter_lr: float = 2e-3
     weight_decay: float = 0.1
+    dropout: float = 0.0  # of the target's residual branches; a small corpus is seen many times
     compiled: bool = False
     target: TargetConfig = TINY_TARGET
     drafter: DrafterConfig = TINY_DRAFTER
@@ -98,9 +99,9 @@ def autocast(options: TrainOptions) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def target_loss(target: Target, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+def target_loss(target: Target, tokens: Tensor, dropout: float) -> tuple[Tensor, list[Tensor]]:
     """Mean cross-entropy in nats per byte over windows [B, T + 1], and each expert's share of the routes."""
-    hidden, _, loads = target.score(tokens[:, :-1])
+    hidden, _, loads = target.score(tokens[:, :-1], dropout)
     logits = target.head(hidden)
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()), loads
 
@@ -158,7 +159,7 @@ def train_target(data: Tensor, options: TrainOptions, log: TrainLog, report: Cal
     step = torch.compile(target_loss) if options.compiled else target_loss
 
     def loss_of(tokens: Tensor) -> Tensor:
-        loss, loads = step(target, tokens)
+        loss, loads = step(target, tokens, options.dropout)
         balance_experts(target, loads)
         return loss
 
