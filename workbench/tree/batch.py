@@ -134,6 +134,13 @@ def _write_batch(
             outputs[0][:, 0] = root_tokens
 
 
+def read_tree(out: TreeBuffers, b: int) -> DraftTree:
+    """Request `b` as a host tree. Synchronises."""
+    n = int(out.num_nodes[b])
+    token_ids, depths, parents = (t[b, :n].cpu().long() for t in (out.token_ids, out.depths, out.parents))
+    return DraftTree(token_ids, depths, parents, out.log_probs[b, :n].cpu().double())
+
+
 def write_tree(tree: DraftTree, b: int, outputs: list[Tensor]) -> None:
     """Write one tree into row `b` of the outputs (order of `TreeBuffers.tensors`), all but the root's
     token."""
