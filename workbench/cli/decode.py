@@ -1,0 +1,115 @@
+"""`workbench decode`: stream a completion and say how it was executed."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workbench.cli.app import app
+
+if TYPE_CHECKING:
+    from workbench.decode.result import DecodeResult
+
+MODES, SHAPES = ("eager", "split_graph", "step_graph"), ("none", "chain", "chain_tree", "tree")
+
+
+@app.command()
+def decode(
+    prompt: Annotated[str, typer.Option(help="Text to continue; '-' reads standard input.")] = "",
+    prompt_name: Annotated[str, typer.Option(help="A prompt of data/prompts instead of --prompt.")] = "",
+    model: Annotated[str, typer.Option(help="tiny, k2-rank, k2-rank-shared, or a checkpoint folder.")] = "tiny",
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to produce at most.", min=1)] = 128,
+    mode: Annotated[str, typer.Option(help="eager, split_graph or step_graph.")] = "step_graph",
+    shape: Annotated[str, typer.Option(help="none, chain, chain_tree or tree.")] = "tree",
+    budget: Annotated[int, typer.Option(help="Tree nodes besides the root.", min=1)] = 16,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k best only.", min=1)] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the head of this mass only.")] = None,
+    variant: Annotated[str, typer.Option(help="Verify-attention variant of the target.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16; the stored one by default.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda; cuda where there is one.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    strict: Annotated[bool, typer.Option(help="Fail when a step that should replay does not.")] = False,
+    log_interval: Annotated[int, typer.Option(help="Steps per decode log line.", min=1)] = 40,
+    log: Annotated[Path | None, typer.Option(help="Write SGLang-format log lines here.")] = None,
+) -> None:
+    """Continue a prompt, streaming; then accept length, tokens/s, replayed steps and the step ledger.
+
+    Examples:
+
+        workbench decode --model tiny --prompt "def main():"
+
+        workbench decode --prompt-name ring_buffer --shape chain --mode eager
+
+        workbench decode --prompt "import os" --temperature 0.8 --top-p 0.95 --seed 3 --log decode.log
+    """
+    text = read_prompt(prompt, prompt_name)
+    target, drafter, tokenizer = load(model, device, dtype)
+    from workbench.decode import SpeculativeDecoder
+    from workbench.model.tokenizer import TextStream
+
+    token_ids, stream = tokenizer.encode(text), TextStream(tokenizer)
+    decoder = SpeculativeDecoder(
+        target, drafter if shape != "none" else None, mode=mode, shape=shape, budget=budget, variant=variant,
+        max_batch=1, max_context=len(token_ids) + max_new_tokens + 64, stop_tokens=target.config.eos_token_ids,
+        seed=seed, strict=strict, log_interval=log_interval,
+    )  # fmt: skip
+    sys.stdout.write(text)
+    result = decoder.generate(
+        [token_ids],
+        max_new_tokens,
+        temperature,
+        top_k=top_k,
+        top_p=top_p,
+        on_tokens=lambda _, new: print(stream.push(new), end="", flush=True),
+    )
+    print()
+    for line in describe(result):
+        print(line, file=sys.stderr)
+    if log is not None:
+        log.write_text("\n".join(result.log_lines) + "\n")
+
+
+def read_prompt(prompt: str, name: str) -> str:
+    """The prompt's text. Raises ValueError when none or two are given, or the name is unknown."""
+    if bool(prompt) == bool(name):
+        raise ValueError("give one of --prompt TEXT (or '-') and --prompt-name NAME")
+    if not name:
+        return sys.stdin.read() if prompt == "-" else prompt
+    from workbench.model.prompts import load_prompts
+
+    known = {entry.name: entry.text for entry in load_prompts()}
+    if name not in known:
+        raise ValueError(f"unknown prompt {name!r}: choose one of {', '.join(sorted(known))}")
+    return known[name]
+
+
+def load(model: str, device: str, dtype: str) -> tuple[Any, Any, Any]:
+    """(target, drafter, tokenizer) of a preset or a checkpoint folder."""
+    import torch
+
+    from workbench.model.presets import PRESETS, build
+    from workbench.model.tokenizer import ByteTokenizer, load_tokenizer
+    from workbench.model.weights import MODELS_DIR, load_pair
+
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if model in PRESETS:
+        target, drafter = build(model, device=place, dtype=dtype or None)
+        return target, drafter, ByteTokenizer()
+    target, drafter = load_pair(model, device=place, dtype=dtype or None)
+    folder = MODELS_DIR / model if (MODELS_DIR / model).is_dir() else Path(model)
+    return target, drafter, load_tokenizer(folder, target.config)
+
+
+def describe(result: "DecodeResult") -> list[str]:
+    """What is printed below the text."""
+    from workbench.measure.ledger import format_summary
+
+    summary = result.ledger.summary()
+    lines = [
+        f"{len(result.tokens[0])} tokens, accept length {result.mean_accept_length:.2f}, "
+        f"{result.tokens_per_s:.1f} tokens/s, prefill {result.prefill_s * 1e3:.0f} ms",
+        f"steps: {result.replay.sentence()} (mode {result.replay.mode}, {result.replay.backend or 'no graphs'})",
+    ]
+    return [*lines, format_summary(summary, int(summary["steps"]))] if summary else lines
