@@ -97,7 +97,7 @@ def grouped_mlp_triton(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor,
     inner = torch.empty(routes, width, dtype=x.dtype, device=x.device)
     out = torch.empty(tokens, picks, hidden, dtype=x.dtype, device=x.device)
     wide = min(64, triton.next_power_of_2(width))
-    deep = max(16, min(128 if x.dtype.itemsize == 2 else 32, triton.next_power_of_2(hidden)))
+    deep = max(16, min(64 if x.dtype.itemsize == 2 else 32, triton.next_power_of_2(hidden)))
     gate_up_kernel[(routes, triton.cdiv(width, max(16, wide)))](
         x.contiguous(), order, expert_at, rank_at, gate_up, inner, routes, picks,
         WIDTH=width, HIDDEN=hidden, BLOCK_M=BLOCK_M, BLOCK_N=max(16, wide), BLOCK_K=deep,
