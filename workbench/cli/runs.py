@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from workbench.cli import EXIT_INTERRUPTED
 from workbench.cli.app import app
 
 if TYPE_CHECKING:
@@ -193,6 +194,9 @@ def _execute(
                 cluster.run_batch_on(scheduler, batch, planned)
             else:
                 execute.run_batch(batch, planned)
+        except KeyboardInterrupt:
+            typer.echo("workbench: interrupted, the unfinished run is marked as such", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         finally:
             progress.close()
             _print_runs(batch.runs, batch.manifest, batch.folder / INDEX_FILE)

@@ -47,7 +47,7 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
 
 def findings(rows: list[Row]) -> list[str]:
     """How much is stored, what changed beyond noise, what may not be compared."""
-    stored = [row for row in rows if row.variant == "stored"]
+    stored = [row for row in rows if row.variant == "stored" and row.metrics["rows"]]
     total = sum(int(row.metrics["rows"] or 0) for row in stored)
     found = [f"This batch stores {total} rows of {len(stored)} experiments."]
     kinds = list(dict.fromkeys(str(row.axes["kind"]) for row in rows if row.variant != "stored"))
