@@ -1,6 +1,7 @@
 """Named models to measure with: the trained pair, one tensor-parallel rank of Kimi K2, DeepSeek-V2-Lite."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -154,12 +155,15 @@ def preset(name: str) -> Preset:
 def build(
     name: str, *, device: str = "cpu", dtype: str | None = None, seed: int = 0, folder: str | None = None
 ) -> tuple[Target, Drafter | None]:
-    """The pair of a preset, or of a folder: `tiny` and folders are read, `k2-rank*` are random on `device`.
+    """A target and its drafter, if it has one: `tiny` and folders are read, `k2-rank*` are random.
 
+    A folder is a checkpoint, with `drafter/` beside its weights or without.
     Raises ValueError for an unknown name and for dsv2-lite without a checkpoint folder.
     """
-    if name == "tiny":
-        return load_pair("tiny", device=device, dtype=dtype)
+    if name == "tiny" or (Path(name) / "drafter").is_dir():
+        return load_pair(name, device=device, dtype=dtype)
+    if Path(name).is_dir():
+        return load_target(name, device=device, dtype=dtype), None
     chosen = preset(name)
     if name == "dsv2-lite":
         if folder is None:
