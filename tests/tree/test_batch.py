@@ -136,6 +136,13 @@ def test_root_alone(method: Method, slots: int, budget: int) -> None:
     check_frame(out, 1, [()])
 
 
+def test_the_heap_refuses_bad_logits_by_request_and_slot() -> None:
+    logits = torch.randn(3, 4, 8)
+    logits[2, 1, 5] = torch.nan
+    with pytest.raises(ValueError, match="in slot 1 of request 2: check"):
+        build_ddtree_batch(logits, 9, TreeBuffers(3, 10))
+
+
 @pytest.mark.parametrize("method", DEVICE_METHODS)
 def test_strided_logits(method: Method) -> None:
     logits = torch.randn(2, 2, 2, 21)[:, 1, :, :]  # a view: request and slot strides are not the shape's

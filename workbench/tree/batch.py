@@ -1,13 +1,23 @@
 """Draft trees of a whole batch in static buffers: the heap as one custom op on CPU, kernels on CUDA."""
 
-from collections.abc import Callable
+import math
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from workbench.tree.buffers import TreeBuffers
-from workbench.tree.ddtree import DraftTree, ancestor_matrix, build_chain, build_ddtree, link_children
+from workbench.tree.ddtree import (
+    DraftTree,
+    Nodes,
+    Ranked,
+    ancestor_matrix,
+    best_first,
+    draft_depth,
+    link_children,
+    rank_tokens,
+)
 from workbench.tree.ddtree_torch import build_chain_torch, build_ddtree_torch
 
 Method = Literal["auto", "heap", "torch", "triton"]
@@ -99,37 +109,39 @@ def _build_ddtree_host(
     min_log_prob: float | None,
     outputs: list[Tensor],
 ) -> None:
-    def build(b: int, limit: int | None) -> DraftTree:
-        return build_ddtree(logits[b], budget, max_tokens=limit, min_log_prob=min_log_prob)
-
-    _write_batch(build, root_tokens, max_tokens, outputs)
+    floor = -math.inf if min_log_prob is None else min_log_prob
+    _write_batch(logits, budget, budget, floor, root_tokens, max_tokens, outputs)
 
 
 @torch.library.custom_op("workbench::build_chain", mutates_args=("outputs",), device_types="cpu")
 def _build_chain_host(
     logits: Tensor, root_tokens: Tensor | None, max_tokens: Tensor | None, outputs: list[Tensor]
 ) -> None:
-    def build(b: int, limit: int | None) -> DraftTree:
-        return build_chain(logits[b], max_tokens=limit)
-
-    _write_batch(build, root_tokens, max_tokens, outputs)
+    _write_batch(logits, 1, logits.shape[1], -math.inf, root_tokens, max_tokens, outputs)
 
 
 def _write_batch(
-    build: Callable[[int, int | None], DraftTree],
+    logits: Tensor,
+    ranks: int,
+    budget: int,
+    floor: float,
     root_tokens: Tensor | None,
     max_tokens: Tensor | None,
     outputs: list[Tensor],
 ) -> None:
-    """Build each request's tree and copy it into the fixed-width outputs; every element but the root is
-    written."""
+    """Rank all slots at once, run a heap per request, write every element but a root that was not given."""
     # a capture watches for host reads; inside this one op they are meant
     with torch._C.DisableTorchFunction():
-        bs, width = outputs[0].shape
+        bs, slots, vocab = logits.shape
         limits = [None] * bs if max_tokens is None else max_tokens.tolist()
+        ranked: list[Ranked] = [[] for _ in range(bs)]
+        if slots and budget > 0:
+            log_probs, tokens = rank_tokens(logits, min(ranks, vocab))
+            ranked = [list(zip(*pair)) for pair in zip(log_probs.tolist(), tokens.tolist())]
+        arrays = [out.numpy() for out in outputs]
         for b in range(bs):
-            write_tree(build(b, limits[b]), b, outputs)
-        outputs[6].copy_(torch.arange(bs * width).view(bs, width))
+            nodes = best_first(ranked[b][: draft_depth(slots, limits[b])], budget, floor)
+            write_tree(nodes, b, arrays)
         if root_tokens is not None:
             outputs[0][:, 0] = root_tokens
 
@@ -141,23 +153,21 @@ def read_tree(out: TreeBuffers, b: int) -> DraftTree:
     return DraftTree(token_ids, depths, parents, out.log_probs[b, :n].cpu().double())
 
 
-def write_tree(tree: DraftTree, b: int, outputs: list[Tensor]) -> None:
-    """Write one tree into row `b` of the outputs (order of `TreeBuffers.tensors`), all but the root's
+def write_tree(nodes: Nodes, b: int, arrays: list[np.ndarray]) -> None:
+    """Write one tree into row `b` of arrays in the order of `TreeBuffers.tensors`, all but the root's
     token."""
-    token_ids, depths, parents, log_probs, num_nodes, mask, _, next_token, next_sibling, nan_slot = outputs
-    n, links = len(tree), tree.parents.tolist()
-    token_ids[b, 1:n] = tree.token_ids[1:]
-    token_ids[b, n:] = 0
+    token_ids, depths, parents, log_probs, num_nodes, mask, index, next_token, next_sibling, nan_slot = arrays
+    ids, depth, parent, weight = nodes
+    links = [-1, *parent]
+    n, width = len(links), token_ids.shape[1]
+    behind = width - n
     children, siblings = link_children(links)
-    for field, values, padding in (
-        (depths, tree.depths, 0),
-        (parents, tree.parents, -1),
-        (log_probs, tree.log_probs, -torch.inf),
-        (next_token, torch.tensor(children), -1),
-        (next_sibling, torch.tensor(siblings), -1),
-    ):
-        field[b, :n] = values
-        field[b, n:] = padding
+    token_ids[b, 1:] = ids + [0] * behind
+    depths[b] = [0, *depth] + [0] * behind
+    parents[b] = links + [-1] * behind
+    log_probs[b] = [0.0, *weight] + [-math.inf] * behind
+    next_token[b] = children + [-1] * behind
+    next_sibling[b] = siblings + [-1] * behind
+    index[b] = range(b * width, (b + 1) * width)
     num_nodes[b], nan_slot[b] = n, -1
-    mask[b] = torch.eye(mask.shape[1], dtype=torch.bool)
-    mask[b, :n, :n] = torch.from_numpy(ancestor_matrix(links))
+    mask[b] = ancestor_matrix(links + [-1] * behind)

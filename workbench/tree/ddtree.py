@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 Ranked = list[tuple[list[float], list[int]]]  # per slot: log-probabilities, descending, and their token ids
+Nodes = tuple[list[int], list[int], list[int], list[float]]  # token ids, depths, parents, log-probabilities
 
 
 @dataclass(frozen=True)
@@ -74,32 +75,40 @@ def link_children(parents: list[int]) -> tuple[list[int], list[int]]:
 
 
 def rank_tokens(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best log-probabilities and token ids of each row of logits [L, V], by (logit descending, id
-    ascending).
+    """The k best log-probabilities and token ids per row of logits [..., L, V]: by logit, then id.
 
-    Returns ([L, k] fp64, [L, k] int64); normalised over the whole vocabulary. Raises ValueError on NaN or
-    +inf.
+    Returns ([..., L, k] fp64, [..., L, k] int64), normalised over the whole vocabulary. Raises ValueError
+    that names the row of a NaN or +inf.
     """
     x = logits.float()
     lse = torch.logsumexp(x, -1, keepdim=True)
-    if bad := [
-        slot for slot, value in enumerate(lse[:, 0].tolist()) if math.isnan(value) or value == math.inf
-    ]:
-        raise ValueError(f"NaN or +inf draft logit in slot {bad[0]} of {len(x)}: check the drafter's output")
-    values, tokens = torch.topk(x, min(k + 1, x.shape[1]))  # one more than k shows a tie across the cut
-    if values.shape[1] > k:
-        for slot in (values[:, k] == values[:, k - 1]).nonzero()[:, 0].tolist():
-            tokens[slot, :k] = torch.sort(x[slot], stable=True, descending=True).indices[:k]
-        tokens = tokens[:, :k]
+    if not bool((lse < torch.inf).all()):
+        row = (~(lse < torch.inf)).nonzero()[0, :-1].tolist()
+        where = " of request ".join(map(str, reversed(row)))
+        raise ValueError(f"NaN or +inf draft logit in slot {where}: check the drafter's output")
+    vocab = x.shape[-1]
+    values, tokens = torch.topk(x, min(k + 1, vocab), dim=-1)  # one more than k shows a tie across the cut
+    if k < vocab:
+        tied = values[..., k] == values[..., k - 1]
+        tokens = tokens[..., :k]
+        if bool(tied.any()):
+            tokens[tied] = smallest_ids(x[tied], values[tied][:, k - 1 : k], k)
     tokens = tokens.sort(-1).values
-    values, order = torch.sort(x.gather(1, tokens), dim=-1, descending=True, stable=True)
+    values, order = torch.sort(x.gather(-1, tokens), dim=-1, descending=True, stable=True)
     shift = torch.where(lse == -torch.inf, 0.0, lse)  # a slot without any token stays at -inf
-    return values.double() - shift.double(), tokens.gather(1, order)
+    return values.double() - shift.double(), tokens.gather(-1, order)
 
 
-def best_first(
-    ranked: Ranked, budget: int, min_log_prob: float = -math.inf
-) -> tuple[list[int], list[int], list[int], list[float]]:
+def smallest_ids(x: Tensor, least: Tensor, k: int) -> Tensor:
+    """The k best ids per row of x [rows, V], ascending; of those equal to `least` [rows, 1], the k-th best
+    value, the smallest ids."""
+    above, equal = x > least, x == least
+    room = k - above.sum(-1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(-1) <= room))
+    return chosen.nonzero()[:, 1].view(-1, k)
+
+
+def best_first(ranked: Ranked, budget: int, min_log_prob: float = -math.inf) -> Nodes:
     """(token ids, depths, parents, log-probabilities) of the best prefixes in pop order, without the root."""
     tokens: list[int] = []
     depths: list[int] = []
@@ -144,33 +153,30 @@ def build_ddtree(
     Cut by the budget, by the path's log-probability (`min_log_prob`), and by the tokens the request may still
     produce (`max_tokens`). Prefixes of probability zero do not exist. Raises ValueError on NaN or +inf.
     """
-    if logits.ndim != 2:
-        raise ValueError(f"draft logits have shape {tuple(logits.shape)}: pass one request's [L, V]")
     floor = -math.inf if min_log_prob is None else min_log_prob
-    ranked = _rank_lists(logits[: draft_depth(logits.shape[0], max_tokens)], budget)
-    tokens, depths, parents, log_probs = best_first(ranked, budget, floor)
-    return DraftTree(
-        torch.tensor([root_token, *tokens]),
-        torch.tensor([0, *depths]),
-        torch.tensor([-1, *parents]),
-        torch.tensor([0.0, *log_probs], dtype=torch.float64),
-    )
+    return _make_tree(best_first(_rank_lists(logits, budget, max_tokens), budget, floor), root_token)
 
 
 def build_chain(logits: Tensor, root_token: int = -1, *, max_tokens: int | None = None) -> DraftTree:
-    """The chain of the most probable token per slot: a tree of width 1."""
-    ranked = _rank_lists(logits[: draft_depth(logits.shape[0], max_tokens)], 1)
-    tokens, depths, parents, log_probs = best_first(ranked, len(ranked))
+    """The chain of the most probable token per slot of [L, V]: a tree of width 1."""
+    return _make_tree(best_first(_rank_lists(logits, 1, max_tokens), len(logits)), root_token)
+
+
+def _rank_lists(logits: Tensor, budget: int, max_tokens: int | None) -> Ranked:
+    if logits.ndim != 2:
+        raise ValueError(f"draft logits have shape {tuple(logits.shape)}: pass one request's [L, V]")
+    used = logits[: draft_depth(logits.shape[0], max_tokens)]
+    if budget <= 0 or used.numel() == 0:
+        return []
+    log_probs, tokens = rank_tokens(used, min(budget, used.shape[1]))
+    return list(zip(log_probs.tolist(), tokens.tolist()))
+
+
+def _make_tree(nodes: Nodes, root_token: int) -> DraftTree:
+    tokens, depths, parents, log_probs = nodes
     return DraftTree(
         torch.tensor([root_token, *tokens]),
         torch.tensor([0, *depths]),
         torch.tensor([-1, *parents]),
         torch.tensor([0.0, *log_probs], dtype=torch.float64),
     )
-
-
-def _rank_lists(logits: Tensor, budget: int) -> Ranked:
-    if budget <= 0 or logits.numel() == 0:
-        return []
-    log_probs, tokens = rank_tokens(logits, min(budget, logits.shape[1]))
-    return list(zip(log_probs.tolist(), tokens.tolist()))
