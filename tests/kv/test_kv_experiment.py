@@ -32,7 +32,7 @@ SMALL = experiment.Params(
 def rows() -> list[Row]:
     steps: list[str] = []
     rows = experiment.run(SMALL, steps.append)
-    assert len(steps) == 5 and all(steps)
+    assert len(steps) == 6 and all(steps)
     return rows
 
 
@@ -63,6 +63,18 @@ def test_relocation_ran_in_rounds_and_removed_gaps(rows: list[Row]) -> None:
     assert int(plans[0].metrics["gaps_after"]) < int(plans[0].metrics["gaps_before"])
     layouts = {row.axes["layout"]: row.metrics["gap_rate"] for row in rows if row.variant == "tiers"}
     assert layouts["relocated:fifo"] < layouts["churned:fifo"] / 2
+
+
+def test_whole_steps_give_the_same_tokens_on_every_pool(rows: list[Row]) -> None:
+    steps = [row for row in rows if row.variant == "whole_step"]
+    assert [row.axes["layout"] for row in steps] == [
+        "contiguous",
+        "churned:fifo",
+        "churned:need_sort",
+        "contiguous",
+    ]
+    assert all(row.timing and row.timing.n > 3 for row in steps)
+    assert steps[1].metrics["gap_rate"] > steps[0].metrics["gap_rate"] == 0
 
 
 def test_findings_say_what_the_rows_say(rows: list[Row]) -> None:

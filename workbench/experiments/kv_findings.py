@@ -99,13 +99,20 @@ def _tiers(rows: list[Row], derived: dict[str, Row]) -> Iterable[str]:
             f"{name} {t.median_us:.1f} µs ({t.p10_us:.1f} to {t.p90_us:.1f})" for name, t in timed.items()
         ]
         yield f"Timed together, median (p10 to p90): {', '.join(parts)}."
-    step = derived.get("whole_step")
+    step = derived.get("attention_of_a_step")
     if step is not None:
         names = [name for name in step.metrics if name.startswith("extra_us_")]
         parts = [f"{name.removeprefix('extra_us_')} {number(step, name):+.0f} µs" for name in names]
         yield (
             f"Over {step.metrics['model_layers']} layers (derived) attention takes"
             f" {number(step, 'attention_us'):.0f} µs on contiguous slots; {', '.join(parts)}."
+        )
+    whole = [row for row in rows if row.variant == "whole_step" and row.timing]
+    if whole:
+        parts = [f"{r.axes['layout']} {r.timing.median_us:.0f} µs" for r in whole if r.timing]
+        yield (
+            f"Whole decode steps of the tiny pair at {whole[0].axes['prompt_tokens']} tokens, the same tokens"
+            f" on every pool, median: {', '.join(parts)}; the two contiguous ones differ by noise alone."
         )
     for row in rows:
         if row.variant == "relocation_plan":

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from workbench import targets
 from workbench.experiments.kv_bench import LayoutBench, LayoutCase, measure_copy
 from workbench.experiments.kv_findings import findings
+from workbench.experiments.kv_step import measure_steps
 from workbench.experiments.kv_tiers import TIER_0, TIER_1, TierOptions, compare_tiers, cost_row
 from workbench.rows import Row, Scalar
 from workbench.shapes import VerifyShape
@@ -87,6 +88,9 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     options = TierOptions(
         params.model_layers, params.remaining_steps, 2 * params.samples, params.budget_s / 2
     )
+    step("time whole decode steps of the tiny pair on fresh and worn pools")
+    prompt, new = (1_400, 256) if target.backend == "cuda" else (256, 24)
+    rows += measure_steps(worn, target, params.pool_slots, prompt, new)
     if TIER_0 in worn and TIER_1 in worn:
         step("relocate the worn default pool and time both tiers together")
         rows += compare_tiers(bench, worn, cost, options)

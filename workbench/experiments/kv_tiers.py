@@ -114,7 +114,7 @@ def step_row(cases: list[LayoutCase], bench: LayoutBench, options: TierOptions) 
         if name != "contiguous"
     }
     metrics |= {"attention_us": options.model_layers * base, "model_layers": options.model_layers}
-    return _derived("whole_step", bench, metrics)
+    return _derived("attention_of_a_step", bench, metrics)
 
 
 def plan_row(plan: "RelocationPlan", number: int, bench: LayoutBench) -> Row:

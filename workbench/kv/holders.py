@@ -1,6 +1,6 @@
 """Everything that stores slot numbers and must learn, in one step, where rows went."""
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Protocol
 
 import torch
@@ -70,3 +70,33 @@ class SlotMapping:
         if self._old is not None:
             self.requests.update(self._old)
         self._old = None
+
+
+class HasSlots(Protocol):
+    """A host-side request."""
+
+    slots: list[int]
+
+
+class RequestSlots:
+    """The `slots` list of every live request on the host; asked for anew at each relocation."""
+
+    def __init__(self, name: str, live: Callable[[], Iterable[HasSlots]]) -> None:
+        self.name, self.live = name, live
+        self._old: list[tuple[HasSlots, list[int]]] = []
+        self._new: list[list[int]] = []
+
+    def stage(self, slot_map: torch.Tensor) -> None:
+        self._old = [(request, request.slots) for request in self.live()]
+        self._new = [
+            remap(torch.tensor(slots, dtype=torch.int64), slot_map).tolist() for _, slots in self._old
+        ]
+
+    def commit(self) -> None:
+        for (request, _), slots in zip(self._old, self._new):
+            request.slots = slots
+
+    def rollback(self) -> None:
+        for request, slots in self._old:
+            request.slots = slots
+        self._old, self._new = [], []

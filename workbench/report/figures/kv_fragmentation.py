@@ -17,8 +17,8 @@ def main_figure(rows: list[Row]) -> go.Figure:
     """Latency of every layout over its gap rate, with the fitted cost and the noise of one layout."""
     fit = next((row for row in rows if row.variant == "regression"), None)
     figure = theme.new_figure(_cost_title(fit), "gaps between neighbouring tokens (%)", "latency p10 (µs)")
-    timed = [row for row in rows if row.timing and row.variant not in ("tiers", "copy_rows")]
-    palette = theme.colours(row.variant for row in timed)
+    timed = [row for row in rows if row.timing and row.variant not in ("tiers", "copy_rows", "whole_step")]
+    palette = _palette(rows)
     for variant, colour in palette.items():
         some = [row for row in timed if row.variant == variant and row.timing]
         figure.add_scatter(
@@ -33,6 +33,12 @@ def main_figure(rows: list[Row]) -> go.Figure:
     if fit is not None and timed:
         _add_fit(figure, fit, max(_number(row, "tokens") for row in timed))
     return figure
+
+
+def _palette(rows: Sequence[Row]) -> dict[str, str]:
+    """A policy has one colour in every figure; made layouts are black."""
+    made = {row.variant: theme.BLACK for row in rows if row.variant == "synthetic"}
+    return theme.colours(row.variant for row in rows if "age" in row.axes) | made
 
 
 def _cost_title(fit: Row | None) -> str:
@@ -57,7 +63,7 @@ def wear_figure(rows: list[Row]) -> go.Figure:
     """Gaps and backward steps of the whole pool over its age, by policy."""
     aged = [row for row in rows if "age" in row.axes]
     figure = make_subplots(rows=1, cols=2, subplot_titles=("gaps", "backward steps"), horizontal_spacing=0.12)
-    palette = theme.colours(row.variant for row in aged)
+    palette = _palette(aged)
     for column, name in enumerate(("pool_gap_rate", "pool_descent_rate"), start=1):
         for variant, colour in palette.items():
             some = sorted(
@@ -96,13 +102,19 @@ def strip_figure(rows: list[Row], policies: Sequence[str] = STRIP_POLICIES) -> g
     """The middle of the pool at its greatest age, one cell per slot, coloured by request."""
     last = {row.variant: row for row in rows if "strip" in row.metrics}  # rows come in order of age
     shown = [last[name] for name in policies if name in last]
-    figure = make_subplots(rows=len(shown) or 1, cols=1, subplot_titles=[row.variant for row in shown])
+    figure = make_subplots(
+        rows=len(shown) or 1,
+        cols=1,
+        shared_xaxes=True,
+        vertical_spacing=0.06,
+        subplot_titles=[row.variant for row in shown],
+    )
     for place, row in enumerate(shown, start=1):
         figure.add_heatmap(**_cells(str(row.metrics["strip"])), showscale=False, row=place, col=1)
     figure.update_xaxes(title_text="slot within a line (slots)", row=len(shown) or 1, col=1)
     figure.update_yaxes(title_text="line (128 slots)", autorange="reversed")
     share = ", ".join(f"{row.variant} {_number(row, 'mean_run'):.1f}" for row in shown)
-    figure.update_layout(title_text=f"Mean run of a request in slots: {share}", height=120 + 190 * len(shown))
+    figure.update_layout(title_text=f"Mean run of a request in slots: {share}", height=140 + 150 * len(shown))
     return theme.apply_theme(figure)
 
 
