@@ -38,7 +38,7 @@ def check_against_heap(out: TreeBuffers, b: int, logits: torch.Tensor, budget: i
     assert out.num_nodes[b] == n
     got, want = paths_of(out, b), tree.paths()
     assert len(set(got)) == n
-    log_probs = out.log_probs[b, :n].double()
+    log_probs = out.log_probs[b, :n].double().cpu()
     torch.testing.assert_close(log_probs, tree.log_probs, atol=NEAR, rtol=0)
     assert bool((log_probs[1:].diff() <= 0).all())
     weight = dict(zip(want, tree.log_probs.tolist()))

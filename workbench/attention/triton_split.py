@@ -182,12 +182,15 @@ def _reduce_kernel(
         shift = tl.where(top == float("-inf"), 0.0, top)
         sum_weights = tl.sum(tl.exp2(log2s - shift), axis=0)
         for split_begin in range(0, active, SPLITS_TILE):
-            split = split_begin + tl.arange(0, SPLITS_TILE)
-            log2s = tl.load(partial_lse + first + split * max_rows, mask=split < active, other=float("-inf"))
-            cell = (first + split.to(tl.int64) * max_rows)[:, None] * LATENT + column[None, :]
-            is_there = (split < active)[:, None] & (column < LATENT)[None, :]
-            part = tl.load(partial_out + cell, mask=is_there, other=0.0).to(tl.float32)
-            acc += tl.sum(part * tl.exp2(log2s - shift)[:, None], axis=0)
+            # names of their own: Triton carries a name through the loop and wants one shape for it
+            part_split = split_begin + tl.arange(0, SPLITS_TILE)
+            is_active = part_split < active
+            part_row = first + part_split.to(tl.int64) * max_rows
+            part_log2 = tl.load(partial_lse + part_row, mask=is_active, other=float("-inf"))
+            cell_in = part_row[:, None] * LATENT + column[None, :]
+            is_there = is_active[:, None] & (column < LATENT)[None, :]
+            part = tl.load(partial_out + cell_in, mask=is_there, other=0.0).to(tl.float32)
+            acc += tl.sum(part * tl.exp2(part_log2 - shift)[:, None], axis=0)
         if sum_weights > 0:
             acc = acc / sum_weights
             total_lse = (top + tl.log2(sum_weights)) * LN2
