@@ -1,6 +1,7 @@
 """Notebook 30: how scattered slots get under each policy, what that costs, and whether moving rows pays."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -71,7 +72,26 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     """Rows of every aged and made layout, the regression, both tiers and the copy."""
     target = targets.load(params.target)
     targets.require_hardware(target)
-    params = params.resolved(target)
+    if target.backend == "cpu":
+        with one_thread():
+            return _run(params.resolved(target), target, step)
+    return _run(params.resolved(target), target, step)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a shared machine would be all that is measured."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(params: Params, target: HardwareTarget, step: Callable[[str], None]) -> list[Row]:
     step(f"age {params.policies} to {max(params.ages):g} wraps of {params.pool_slots} slots")
     worn, aged = age_policies(params)
     dtype = "fp32" if target.backend == "cpu" else "bf16"
