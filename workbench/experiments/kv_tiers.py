@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from workbench.kv.churn import Churn
-    from workbench.kv.relocation import RelocationPlan
+    from workbench.kv.relocation_plan import RelocationPlan
     from workbench.kv.scatter_cost import ScatterCost
 
 TIER_0, TIER_1 = "need_sort", "fifo"
@@ -90,7 +90,7 @@ def price_plan(
 ) -> "RelocationPlan":
     """A plan for the whole model: `model_layers` layers of the bench's rows."""
     from workbench.kv.holders import SlotMapping
-    from workbench.kv.relocation import plan_relocation
+    from workbench.kv.relocation_plan import plan_relocation
 
     return plan_relocation(
         requests,

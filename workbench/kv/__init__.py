@@ -8,7 +8,7 @@ _HOME = {
     "TokenKVAllocator": "allocator",
     "LayoutScore": "fragmentation",
     "layout_score": "fragmentation",
-    "plan_relocation": "relocation",
+    "plan_relocation": "relocation_plan",
     "relocate": "relocation",
 }
 
