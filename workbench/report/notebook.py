@@ -69,18 +69,22 @@ def show(figure: "go.Figure") -> None:
     """Show a figure live and, without a second copy of plotly.js, in the exported report."""
     from IPython.display import display
 
+    display(figure_bundle(figure), raw=True)
+
+
+def figure_bundle(figure: "go.Figure") -> dict[str, Any]:
+    """MIME type -> content. ValueError for a figure without a finding as its title or without units."""
     from workbench.report.figures import theme
 
     theme.require_words(figure)
     label = html.escape(str(figure.layout.title.text), quote=True)
     config = {"displaylogo": False, "responsive": True}
     division = figure.to_html(full_html=False, include_plotlyjs=False, include_mathjax=False, config=config)
-    bundle = {
+    return {
         "text/html": f'<figure role="img" aria-label="{label}" class="plot">{division}</figure>',
         "application/vnd.plotly.v1+json": json.loads(figure.to_json()),
         "text/plain": f"figure: {figure.layout.title.text}",
     }
-    display(bundle, raw=True)
 
 
 def show_table(rows: Sequence[Row], columns: Sequence[str], limit: int = 200) -> None:

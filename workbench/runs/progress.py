@@ -66,14 +66,11 @@ class LiveProgress:
         line = Text(f"{manifest.status.value:<12}", STYLES.get(manifest.status, "bold red"))
         name = manifest.notebook.removesuffix(".ipynb")
         line.append(f"{name:<24}{manifest.elapsed_s or 0:7.1f} s  {manifest.reason}", "")
-        self.console.print(line)
+        self.console.print(line, soft_wrap=True)
 
     def _say(self, text: str) -> None:
         if not self.console.is_terminal:
-            elapsed = time.monotonic() - self.batch_started
-            self.console.print(
-                f"[{elapsed:6.1f} s] {self.number}/{self.total} {self.name}: {text}",
-                markup=False,
-                highlight=False,
-            )
+            elapsed = f"[{time.monotonic() - self.batch_started:6.1f} s]"
+            line = f"{elapsed} {self.number}/{self.total} {self.name}: {text}"
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             self.console.file.flush()
