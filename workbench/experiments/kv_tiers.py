@@ -60,7 +60,7 @@ def compare_tiers(
     longest = max(requests, key=lambda key: len(requests[key]))
     before = requests[longest][-context:]
     bench.fill(before)
-    plans = []
+    plans: list[RelocationPlan] = []
     while len(plans) < MOST_ROUNDS:
         plans.append(price_plan(bench, churn, requests, cost, options))
         if not relocate(bench.pool, plans[-1]).done:
