@@ -254,11 +254,11 @@ def _launch_split(plan: VerifyPlan, call: VerifyCall) -> None:
         call.q.stride(0), call.q.stride(1), call.kv.stride(0),
         mask.shape[1] if packed and mask is not None else 0,
         shape.heads, plan.nsplit, max(shape.rows, 1), call.sm_scale * LOG2E,
-        LATENT=shape.latent, ROPE=shape.rope, LATENT_P2=_p2(shape.latent), ROPE_P2=_p2(shape.rope),
-        BLOCK_M=tune["block_m"], BLOCK_N=tune["block_n"], MASK=MASK_CODES[call.mask_layout],
-        HAS_DRAFT_SLOTS=drafts is not None, REQUESTS_P2=triton.next_power_of_2(call.bs),
-        INTERPRETED=INTERPRETED, PDL=tune["pdl"], PREFETCH_LINES=lines,
-        # wgmma descriptors of q are loop invariants: hoisted, they spill
+        LATENT=shape.latent, ROPE=shape.rope, LATENT_P2=padded_width(shape.latent),
+        ROPE_P2=padded_width(shape.rope), BLOCK_M=tune["block_m"], BLOCK_N=tune["block_n"],
+        MASK=MASK_CODES[call.mask_layout], HAS_DRAFT_SLOTS=drafts is not None,
+        REQUESTS_P2=triton.next_power_of_2(call.bs), INTERPRETED=INTERPRETED, PDL=tune["pdl"],
+        PREFETCH_LINES=lines, # wgmma descriptors of q are loop invariants: hoisted, they spill
         KEEP_IN_LOOP=tune["block_m"] >= 64 and plan.target.compute_capability[0] == 9,
         num_warps=tune["num_warps"], num_stages=tune["num_stages"],
     )  # fmt: skip
@@ -266,7 +266,7 @@ def _launch_split(plan: VerifyPlan, call: VerifyCall) -> None:
 
 def _launch_reduce(plan: VerifyPlan, call: VerifyCall) -> None:
     shape, tune = plan.shape, plan.tunables
-    columns = min(tune["reduce_columns"], _p2(shape.latent))
+    columns = min(tune["reduce_columns"], padded_width(shape.latent))
     splits_p2 = triton.next_power_of_2(plan.nsplit)
     options = {"launch_pdl": True} if tune["pdl"] else {}
     _reduce_kernel[(call.q.shape[0], shape.heads, triton.cdiv(shape.latent, columns))](
@@ -279,6 +279,6 @@ def _launch_reduce(plan: VerifyPlan, call: VerifyCall) -> None:
     )  # fmt: skip
 
 
-def _p2(width: int) -> int:
+def padded_width(width: int) -> int:
     """Columns of a tile that holds `width`; tl.dot takes 16 at least."""
     return max(16, triton.next_power_of_2(width))

@@ -93,7 +93,8 @@ _TABLE = (
             tunables=(*_TRITON_TUNABLES, "prefetch", "partial_dtype",
                       "reduce_columns", "reduce_warps", "pdl")),
     Variant("cuda_flash", "cuda", "workbench.attention.cuda_flash", "portable mma.sync kernel",
-            min_arch=(8, 0), devices=frozenset({"cuda"}), dtypes=HALVES, widths=(512, 64)),
+            min_arch=(8, 0), devices=frozenset({"cuda"}), dtypes=HALVES, widths=(512, 64),
+            tunables=("block_m", "block_n", "num_stages", "min_blocks", "partial_dtype", "merge")),
 )  # fmt: skip
 AUTO_ORDER = {"cpu": ("torch_split",), "cuda": ("cuda_flash", "triton_split")}
 
