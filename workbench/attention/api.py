@@ -1,5 +1,7 @@
 """verify_attention: check, plan when none is given, launch. On CPU each call is one torch op."""
 
+from dataclasses import replace
+
 import torch
 
 from workbench.attention import checks
@@ -58,13 +60,13 @@ def verify_attention(
         checks.check_plan(plan, call, variant, nsplit, batch_invariant)
     if q.device.type == "cpu":
         torch.ops.workbench.verify_attention(
-            q, kv, qo_indptr, kv_indptr, kv_indices, call.tree_mask, draft_slots, layout, sm_scale,
+            q, kv, qo_indptr, kv_indptr, kv_indices, tree_mask, draft_slots, layout, sm_scale,
             plan.handle, call.out, call.lse,
         )  # fmt: skip
     else:
         if validate:
             checks.check_contents(call, plan.shape)
-        plan.launch(plan, call)
+        plan.launch(plan, replace(call, tree_mask=checks.canonical_mask(tree_mask, layout)))
     return call.out, call.lse
 
 
@@ -84,8 +86,9 @@ def _verify_attention_cpu(
 ) -> None:
     """The op's body: also what a tape replays, so lengths are read and contents checked on every step."""
     plan = find_plan(handle)
+    mask = checks.canonical_mask(tree_mask, mask_layout)
     call = VerifyCall(
-        q, kv, qo_indptr, kv_indptr, kv_indices, tree_mask, draft_slots, mask_layout, sm_scale,
+        q, kv, qo_indptr, kv_indptr, kv_indices, mask, draft_slots, mask_layout, sm_scale,
         plan.shape.latent, out, lse,
     )  # fmt: skip
     checks.check_contents(call, plan.shape)

@@ -25,10 +25,11 @@ def make_call(
     out: torch.Tensor | None,
     lse: torch.Tensor | None,
 ) -> VerifyCall:
-    """The call, its mask canonical, missing outputs allocated. Raises ValueError that names what is wrong."""
+    """The checked call, missing outputs allocated. Raises ValueError that names what is wrong."""
     _check_query_and_pool(q, kv, latent)
     _check_indices(q, qo_indptr, kv_indptr, kv_indices, draft_slots)
-    mask = None if tree_mask is None else _canonical_mask(tree_mask, mask_layout, q)
+    if tree_mask is not None:
+        _check_mask(tree_mask, mask_layout, q)
     rows, heads, _ = q.shape
     if out is None:
         out = torch.empty((rows, heads, latent), dtype=q.dtype, device=q.device)
@@ -37,19 +38,9 @@ def make_call(
     _check_output("out", out, (rows, heads, latent), q.dtype, q.device)
     _check_output("lse", lse, (rows, heads), torch.float32, q.device)
     return VerifyCall(
-        q,
-        kv,
-        qo_indptr,
-        kv_indptr,
-        kv_indices,
-        mask,
-        draft_slots,
-        mask_layout,
-        float(sm_scale),
-        latent,
-        out,
-        lse,
-    )
+        q, kv, qo_indptr, kv_indptr, kv_indices, tree_mask, draft_slots, mask_layout, float(sm_scale), latent,
+        out, lse,
+    )  # fmt: skip
 
 
 def _require(holds: bool, message: str) -> None:
@@ -104,8 +95,14 @@ def _check_indices(
         )
 
 
-def _canonical_mask(mask: torch.Tensor, layout: str, q: torch.Tensor) -> torch.Tensor:
-    """Flat uint8 for "tree" and "full", int32 [T, words] for "packed"; views, never copies."""
+def canonical_mask(mask: torch.Tensor | None, layout: str) -> torch.Tensor | None:
+    """What launchers take: flat uint8 ("tree", "full"), int32 [T, words] ("packed"); views, no copies."""
+    if mask is None:
+        return None
+    return mask.view(torch.int32) if layout == "packed" else mask.view(-1).view(torch.uint8)
+
+
+def _check_mask(mask: torch.Tensor, layout: str, q: torch.Tensor) -> None:
     _require(
         layout in MASK_LAYOUTS[1:], f"mask_layout={layout!r}: choose one of {', '.join(MASK_LAYOUTS[1:])}"
     )
@@ -120,12 +117,11 @@ def _canonical_mask(mask: torch.Tensor, layout: str, q: torch.Tensor) -> torch.T
             mask.dim() == 2 and mask.shape[0] >= q.shape[0],
             f"tree_mask has shape {tuple(mask.shape)}: 'packed' expects [{q.shape[0]}, ceil(max_q_len / 32)]",
         )
-        return mask.view(torch.int32)
+        return
     _require(
         mask.dtype in (torch.bool, torch.uint8),
         f"tree_mask.dtype is {mask.dtype}: {layout!r} expects bool or uint8",
     )
-    return mask.view(-1).view(torch.uint8)
 
 
 def _check_output(

@@ -20,16 +20,14 @@ MAX_NSPLIT = 1024
 
 @dataclass(frozen=True, slots=True)
 class VerifyCall:
-    """The checked tensors of one call; a request attends to its kv_indices, then to its draft_slots."""
+    """The tensors of one call; a request attends to its kv_indices, then to its draft_slots."""
 
     q: torch.Tensor  # [T, H, D], last dimension contiguous
     kv: torch.Tensor  # [pool, D], any row stride
     qo_indptr: torch.Tensor  # [bs+1] int32
     kv_indptr: torch.Tensor  # [bs+1] int32; prefix only when draft_slots is given
     kv_indices: torch.Tensor  # [>= kv_indptr[bs]] int32|int64
-    tree_mask: (
-        torch.Tensor | None
-    )  # flat uint8 ("tree", "full"), int32 [T, words] ("packed") or None (causal)
+    tree_mask: torch.Tensor | None  # launchers get `checks.canonical_mask` of it
     draft_slots: torch.Tensor | None  # [>= qo_indptr[bs]] int32|int64
     mask_layout: str  # one of variants.MASK_LAYOUTS; "causal" when tree_mask is None
     sm_scale: float

@@ -43,7 +43,7 @@ def visibility(call: VerifyCall, request: int, kv_len: int) -> torch.Tensor:
         draft.copy_(torch.ones_like(draft).tril())
     elif call.mask_layout == "tree":
         offset = sum(n * n for n in lens[:request])
-        draft.copy_(call.tree_mask[offset : offset + q_len * q_len].view(q_len, q_len).bool())
+        draft.copy_(call.tree_mask.view(-1)[offset : offset + q_len * q_len].view(q_len, q_len).bool())
     elif call.mask_layout == "packed":
         words = call.tree_mask[qo[request] : qo[request + 1]].long()  # [q_len, words]
         for node in range(q_len):
@@ -52,7 +52,7 @@ def visibility(call: VerifyCall, request: int, kv_len: int) -> torch.Tensor:
         extra = lens if call.draft_slots is not None else [0] * len(lens)
         totals = [b - a + n for a, b, n in zip(kv, kv[1:], extra)]
         offset = sum(n * total for n, total in zip(lens[:request], totals))
-        visible.copy_(call.tree_mask[offset : offset + q_len * kv_len].view(q_len, kv_len).bool())
+        visible.copy_(call.tree_mask.view(-1)[offset : offset + q_len * kv_len].view(q_len, kv_len).bool())
     return visible
 
 

@@ -110,7 +110,7 @@ def _attend(
 ) -> None:
     """One request: scores of all rows, then a partial per chunk, then the reduction into out and lse."""
     q_len, kv_len, heads = end - begin, rows.shape[0], call.q.shape[1]
-    q = call.q[begin:end].reshape(q_len * heads, -1).to(rows.dtype)  # [R, D], R = q_len * heads
+    q = call.q[begin:end].reshape(q_len * heads, -1).to(rows.dtype).contiguous()  # [R, D], R = q_len * heads
     scores = torch.mm(q, rows.T).mul_(call.sm_scale)  # [R, kv_len]
     scores.view(q_len, heads, kv_len)[..., kv_len - hidden.shape[1] :].masked_fill_(
         hidden[:, None], -torch.inf
