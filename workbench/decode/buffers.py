@@ -75,19 +75,6 @@ class StepBuffers:
         self.logits: Tensor | None = None  # [bs * width, V] fp32
         self.taps: Tensor | None = None  # [bs * width, F]
 
-    def statics(self) -> dict[str, Tensor]:
-        """Every buffer that a graph holds by address."""
-        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        for name in ("draft_logits", "logits", "taps"):
-            own.pop(name, None)
-        for prefix, group in (("tree", self.tree), ("accept", self.accept)):
-            own |= {
-                f"{prefix}.{f.name}": value
-                for f in fields(group)
-                if isinstance(value := getattr(group, f.name), Tensor)
-            }
-        return own
-
     def adopt(self, other: "StepBuffers") -> None:
         """Take over inputs and tree of a wider bucket of the same batch, cut to this width."""
         n, w = min(self.bs, other.bs), self.width

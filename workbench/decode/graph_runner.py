@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,8 @@ from workbench.decode.step import DecodeStep, mark_trace
 
 Mode = Literal["eager", "split_graph", "step_graph"]
 MODES = ("eager", "split_graph", "step_graph")
+# (attributes of the object that holds it, its name there, its name for people, its address at capture)
+Watched = tuple[dict[str, Any], str, str, int]
 OUTPUTS = ("draft_logits", "logits", "taps")
 
 
@@ -27,7 +30,7 @@ class Captured:
     """The graphs of one bucket: one for the whole step, or one per part."""
 
     graphs: dict[str, Graph]
-    pointers: dict[str, int]
+    watched: list[Watched]
     outputs: dict[str, Any]
     seconds: float
     reserved_bytes: int  # grown by this bucket
@@ -53,6 +56,7 @@ class GraphRunner:
     allowed_modes: frozenset[ForwardMode] = frozenset({"verify", "decode"})
     hidden_mode: str = "taps"
     captured: dict[Bucket, Captured] = field(default_factory=dict)
+    ordered: list[Bucket] = field(default_factory=list)  # captured buckets, ascending
     buffers: dict[Bucket, StepBuffers] = field(default_factory=dict)
     counts: Counter[Reason] = field(default_factory=Counter)
     replays: Counter[Bucket] = field(default_factory=Counter)
@@ -104,18 +108,19 @@ class GraphRunner:
         """Capture largest first into one memory pool, on dummy rows; a failure becomes the reason."""
         if self.mode == "eager" or self.backend is None:
             raise ValueError(f"mode={self.mode!r} has no graphs to capture: use split_graph or step_graph")
-        ordered = sorted(buckets, reverse=True)
+        planned = sorted(buckets, reverse=True)
         pool = self.backend.new_pool()
         try:
-            for done, bucket in enumerate(ordered):
+            for done, bucket in enumerate(planned):
                 self.captured[bucket] = self._capture_bucket(bucket, pool)
                 if progress:
-                    progress(bucket, done + 1, len(ordered))
+                    progress(bucket, done + 1, len(planned))
         except CaptureError as error:
             self.capture_error = error
             self.captured.clear()
             if self.strict:
                 raise
+        self.ordered = sorted(self.captured)
         self.hooks.after_capture(self)
 
     def _capture_bucket(self, bucket: Bucket, pool: Any) -> Captured:
@@ -125,12 +130,12 @@ class GraphRunner:
         b.inputs.zero_()
         self._warm_up(b)
         graphs = {
-            name: self.backend.capture(lambda part=part: part(b), pool, [self.step.generator])  # type: ignore[misc]
+            name: self.backend.capture(partial(part, b), pool, [self.step.generator])
             for name, part in self.parts.items()
         }
         return Captured(
             graphs=graphs,
-            pointers=self._pointers(b),
+            watched=self._watch(b),
             outputs={name: getattr(b, name) for name in OUTPUTS},
             seconds=time.perf_counter() - start,
             reserved_bytes=self.backend.reserved_bytes() - before,
@@ -143,23 +148,29 @@ class GraphRunner:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _pointers(self, b: StepBuffers) -> dict[str, int]:
-        named = b.statics() | {f"table.{i}": t for i, t in enumerate(self.step.table.tensors())}
-        named["pool"] = self.step.pool.buffer
-        if self.step.draft_pool is not None:
-            named["draft_pool"] = self.step.draft_pool.buffer
-        return {name: tensor.data_ptr() for name, tensor in named.items()}
+    def _watch(self, b: StepBuffers) -> list[Watched]:
+        """Where each static tensor is kept and at which address it lies now."""
+        step = self.step
+        holders = {"": b, "tree.": b.tree, "accept.": b.accept, "table.": step.table, "pool.": step.pool}
+        if step.draft_pool is not None:
+            holders["draft_pool."] = step.draft_pool
+        return [
+            (vars(holder), name, prefix + name, value.data_ptr())
+            for prefix, holder in holders.items()
+            for name, value in vars(holder).items()
+            if isinstance(value, torch.Tensor) and not (holder is b and name in OUTPUTS)
+        ]
 
     def moved_buffers(self, bucket: Bucket) -> list[str]:
         """Names of static tensors that no longer lie where the graph expects them."""
         if bucket not in self.captured:
             return []
-        now, then = self._pointers(self.buffers[bucket]), self.captured[bucket].pointers
-        return [name for name, pointer in then.items() if now.get(name) != pointer]
+        watched = self.captured[bucket].watched
+        return [label for holder, name, label, pointer in watched if holder[name].data_ptr() != pointer]
 
     def sizes(self, width: int) -> list[int]:
         """Captured batch sizes of this width, ascending."""
-        return sorted(bucket.bs for bucket in self.captured if bucket.width == width)
+        return [bucket.bs for bucket in self.ordered if bucket.width == width]
 
     def compared_size(self, batch: StepBatch) -> int:
         """The number that is compared with the captured batch sizes."""

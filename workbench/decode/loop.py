@@ -52,6 +52,7 @@ class SpeculativeDecoder:
 
     mode: eager, split_graph (draft graph, host tree, verify graph) or step_graph (everything in one graph).
     shape: none (plain autoregressive), chain, chain_tree (a chain through the tree machinery) or tree.
+    random_kv: fill a prompt's rows with noise instead of a prefill (timing at long contexts).
     law: synthetic acceptance; the tokens are then not the model's and may not be scored.
     Raises ValueError for anything it cannot run, with the fix.
     """
@@ -83,6 +84,7 @@ class SpeculativeDecoder:
         log_interval: int = 40,
         log_sink: Callable[[str], None] | None = None,
         ledger: bool = True,
+        random_kv: bool = False,
         lag: int = 1,
         seed: int = 0,
         shadow_steps: Sequence[int] = (),
@@ -110,6 +112,7 @@ class SpeculativeDecoder:
         self.max_context = max_context or min(getattr(target.config, "max_position", 2048), 2048)
         self.allocator = allocator or _make_allocator(pool_tokens or max_batch * self.max_context)
         self.batch_sizes = self._check_batch_sizes(batch_sizes)
+        self.random_kv = random_kv
         self.log_interval, self.log_sink = log_interval, log_sink
         self.capture_progress = capture_progress
         self.shadow_steps = frozenset(shadow_steps)
@@ -173,8 +176,9 @@ class SpeculativeDecoder:
         top_k: int | None = None,
         top_p: float | None = None,
         on_tokens: OnTokens | None = None,
+        max_steps: int | None = None,
     ) -> DecodeResult:
-        """Decode token-id prompts to the end; more prompts than fit wait their turn. One seed, one result.
+        """Decode token-id prompts to the end, or for `max_steps` steps; prompts that do not fit wait.
 
         Raises ValueError for an empty prompt, one that cannot fit the pool or the context, or a bad limit.
         """
@@ -186,7 +190,7 @@ class SpeculativeDecoder:
         if self.mode != "eager" and not self.runner.captured and self.runner.capture_error is None:
             self._capture_logged(log)
         self.generator.manual_seed(self.seed)
-        return _Run(self, requests, temperature, log, on_tokens).finish()
+        return _Run(self, requests, temperature, log, on_tokens, max_steps).finish()
 
     def _capture_logged(self, log: DecodeLog) -> None:
         backend = self.runner.backend
@@ -251,6 +255,7 @@ class _Run:
         temperature: float,
         log: DecodeLog,
         on_tokens: OnTokens | None,
+        max_steps: int | None,
     ) -> None:
         self.d, self.requests, self.temperature, self.log, self.on_tokens = (
             decoder, requests, temperature, log, on_tokens,
@@ -261,6 +266,7 @@ class _Run:
         self.acceptance = AcceptanceStats(decoder.max_accept - 1)
         self.claims: list[StepClaim] = []
         self.in_flight: list[_Step] = []
+        self.max_steps = max_steps
         self.prefill_s = 0.0
         self.discarded = 0
         self.index = 0
@@ -272,6 +278,8 @@ class _Run:
         try:
             while self.scheduler.waiting or self.scheduler.running or self.in_flight:
                 self._advance()
+                if self.max_steps is not None and self.index >= self.max_steps:
+                    self._cut_off()
         except BaseException:
             self._abandon()
             raise
@@ -287,6 +295,14 @@ class _Run:
                 self._read(step)
         if launched and self.d.lag == 0:
             self._read(launched)
+
+    def _cut_off(self) -> None:
+        """End every request where it stands, after reading what is in flight."""
+        for step in self.in_flight[:]:
+            self._read(step)
+        for request in self.scheduler.running[:]:
+            self.scheduler.finish(request)
+        self.scheduler.waiting.clear()
 
     def _admit(self) -> None:
         admitted = tokens = 0
@@ -305,16 +321,27 @@ class _Run:
         d, context = self.d, request.context()
         slots = self.scheduler.admit(request).to(d.device)
         with torch.no_grad():
-            output = d.target.prefill(torch.tensor(context, device=d.device), d.pool, slots)
-            if d.drafter is not None:
-                positions = torch.arange(len(context), device=d.device)
-                d.drafter.write_context(output.taps, positions, slots, d.draft_pool)
+            if d.random_kv:
+                for pool in (d.pool, d.draft_pool):
+                    fill_with_noise(pool, slots, d.generator)
+                first = context[-1]
+            else:
+                first = self._run_prefill(context, slots)
             if not request.tokens:
-                self._emit(request, [self._first_token(output.logits)])
+                self._emit(request, [first])
         if request.is_done:
             self.scheduler.finish(request)
             return
         d.table.set_row(request.row, slots, request.tokens[-1], request.remaining, self.temperature)
+
+    def _run_prefill(self, context: list[int], slots: torch.Tensor) -> int:
+        """The models' own prefill; returns the token behind the context."""
+        d = self.d
+        output = d.target.prefill(torch.tensor(context, device=d.device), d.pool, slots)
+        if d.drafter is not None:
+            positions = torch.arange(len(context), device=d.device)
+            d.drafter.write_context(output.taps, positions, slots, d.draft_pool)
+        return self._first_token(output.logits)
 
     def _first_token(self, logits: torch.Tensor) -> int:
         s = self.d.step.settings
@@ -543,6 +570,15 @@ def pick_widths(shape: Shape, budget: int, drafter: Any) -> tuple[int, int]:
 def default_batch_sizes(max_batch: int) -> list[int]:
     """Powers of two up to `max_batch`, and itself."""
     return sorted({2**i for i in range(max_batch.bit_length()) if 2**i <= max_batch} | {max_batch})
+
+
+def fill_with_noise(pool: Any, slots: torch.Tensor, generator: torch.Generator) -> None:
+    """Normal(0, 0.5) rows at `slots` in every layer; layer by layer, so that no second pool is needed."""
+    if pool is None:
+        return
+    for layer in range(pool.layers):
+        rows = torch.randn(len(slots), pool.width, generator=generator, device=slots.device)
+        pool.layer(layer)[slots] = (rows * 0.5).to(pool.dtype)
 
 
 def make_clock(device: torch.device) -> StageClock:

@@ -76,7 +76,7 @@ class _State:
             d.generator.get_state(),
             [(pool, pool[:, slots].clone()) for pool in pools],
             slots,
-            [pool[:, : d.allocator.size + 1].double().abs().sum((0, 2)) for pool in pools],
+            [checksum(pool, d.allocator.size + 1) for pool in pools],
         )
 
     def restore(self, d: SpeculativeDecoder) -> None:
@@ -85,6 +85,14 @@ class _State:
         d.generator.set_state(self.generator)
         for pool, rows in self.rows:
             pool[:, self.slots] = rows
+
+
+def checksum(pool: Tensor, rows: int) -> Tensor:
+    """One number per slot [rows] over pool [layers, >= rows, width]; layer by layer, to save memory."""
+    total = torch.zeros(rows, dtype=torch.float64, device=pool.device)
+    for layer in pool:
+        total += layer[:rows].float().abs().sum(1)
+    return total
 
 
 def run_with_shadow(

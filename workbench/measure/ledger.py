@@ -6,6 +6,7 @@ is launched kernel by kernel is a pair of events too; one inside a graph writes 
 Nothing here waits: what a step left behind is read after its results have arrived.
 """
 
+import itertools
 import os
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ class StepRecord:
     host_us: float = 0.0  # scheduling, launching and bookkeeping; waiting left out
     wait_us: float = 0.0
     tokens: int = 0
+    read_s: float = 0.0  # host clock when the results were taken over; differences are step periods
 
     @property
     def unattributed_us(self) -> float:
@@ -184,7 +186,9 @@ class Ledger:
         stages_us = dict.fromkeys(STAGES, 0.0)
         for stage, us in zip(self.segments, segments_us):
             stages_us[stage] += us
-        record = StepRecord(step, bs, replayed, step_us, stages_us, host_us, wait_us, tokens)
+        record = StepRecord(
+            step, bs, replayed, step_us, stages_us, host_us, wait_us, tokens, time.perf_counter()
+        )
         self.records.append(record)
         if self.every and len(self.records) % self.every == 0:
             self.sink(format_summary(self.summary(last=self.every), self.every))
@@ -203,12 +207,17 @@ class Ledger:
             "step_us": step_us,
             **{f"{stage}_us": us for stage, us in means.items()},
             "unattributed_us": unattributed_us,
-            "unattributed_share": unattributed_us / step_us if step_us else 0.0,
+            "unattributed_share": float(np.median([r.unattributed_us / (r.step_us or 1.0) for r in records])),
             "host_us": float(np.mean([r.host_us for r in records])),
             "wait_us": float(np.mean([r.wait_us for r in records])),
             "replayed_share": float(np.mean([r.replayed for r in records])),
             "tokens_per_step": float(np.mean([r.tokens for r in records])),
         }
+
+    def periods_us(self, skip: int = 2) -> list[float]:
+        """Time from one step's results to the next one's without the first `skip`: gaps and host included."""
+        reads = [record.read_s for record in self.records[skip:]]
+        return [(after - before) * 1e6 for before, after in itertools.pairwise(reads)]
 
     def counts(self) -> Counter[bool]:
         """Steps by whether they were said to be replayed."""

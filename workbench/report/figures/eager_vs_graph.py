@@ -27,6 +27,7 @@ def main_figure(rows: Sequence[Row]) -> go.Figure:
         if any(values):
             figure.add_bar(x=labels, y=values, name=stage, marker_color=colours[stage])
     figure.add_bar(x=labels, y=[_rest_ms(row) for _, _, row in bars], name="rest", marker_color=theme.GREY)
+    figure.update_xaxes(type="multicategory")
     return figure.update_layout(barmode="stack")
 
 

@@ -1,0 +1,110 @@
+"""The step bench: rows are timed only when checked, launches are counted from the trace, findings follow rows."""
+
+import pytest
+
+from workbench import targets
+from workbench.decode import DecodeHooks
+from workbench.experiments import eager_vs_graph, step_bench
+from workbench.experiments.launch_paths import bench_launch_paths
+from workbench.experiments.step_bench import StepBench, StepCase, bench_capture, make_allocator
+from workbench.report.figures import eager_vs_graph as figures
+from workbench.report.figures import theme
+from workbench.rows import RowStatus
+
+CPU = targets.load("cpu")
+
+
+@pytest.fixture(scope="module")
+def rows(pair):
+    case = StepCase("small", 40, bs=2, budget=6, random_kv=True, accept_length=3.0)
+    bench = StepBench(case, CPU, pair, [[1] * 40] * 2, steps=5, rounds=2)
+    found = bench.run(lambda name: None)
+    found += bench_capture(case, pair, CPU, [1, 2])
+    return found + bench_launch_paths(CPU, 5, samples=3)
+
+
+def by_mode(rows):
+    return {row.variant: row for row in rows if row.variant in eager_vs_graph.MODES}
+
+
+def test_modes_pass_their_check_and_launches_come_from_the_trace(rows):
+    modes = by_mode(rows)
+    assert list(modes) == list(eager_vs_graph.MODES)
+    assert all(row.status is RowStatus.PASSED and row.timing.n >= 6 for row in modes.values())
+    metrics = {mode: row.metrics for mode, row in modes.items()}
+    assert [metrics[mode]["graph_launches_per_step"] for mode in modes] == [0, 2, 1]
+    assert metrics["eager"]["launches_per_step"] > 100 > 20 > metrics["step_graph"]["launches_per_step"]
+    assert metrics["step_graph"]["kernels_in_graphs_per_step"] > 100
+    assert metrics["step_graph"]["capture_s"] > 0 == metrics["eager"]["capture_s"]
+    assert metrics["eager"]["accept_length"] == metrics["step_graph"]["accept_length"] > 1
+    assert all(m["unattributed_share"] < 0.2 and m["verify_attention_us"] > 0 for m in metrics.values())
+
+
+def test_a_wrong_mode_gets_no_time(pair, monkeypatch):
+    class Shifted(DecodeHooks):
+        def make_step(self, step):
+            place = step.place_rows
+            step.place_rows = lambda b: (place(b), b.positions.add_(3))
+            return step
+
+    decoder = step_bench.SpeculativeDecoder
+    monkeypatch.setattr(
+        step_bench, "SpeculativeDecoder", lambda *args, **options: decoder(*args, hooks=Shifted(), **options)
+    )
+    case = StepCase("small", 20, budget=6, random_kv=True)
+    found = StepBench(case, CPU, pair, [[1] * 20], steps=4, rounds=1, modes=("step_graph",)).run(
+        lambda name: None
+    )
+    assert found[0].status is RowStatus.INCORRECT and found[0].timing is None
+    assert "positions" in found[0].reason
+
+
+def test_a_failing_mode_is_a_row_with_its_reason(pair, monkeypatch):
+    def fails(self, mode):
+        raise RuntimeError(f"no {mode}")
+
+    monkeypatch.setattr(StepBench, "_check", fails)
+    found = StepBench(StepCase("small", 20), CPU, pair, [[1] * 20], steps=4, rounds=1).run(lambda name: None)
+    assert [row.reason for row in found] == ["no eager", "no split_graph", "no step_graph"]
+    assert all(row.status is RowStatus.RUNTIME_ERROR for row in found)
+
+
+def test_launch_paths_are_checked_and_name_what_needs_a_gpu(rows):
+    paths = {row.variant: row for row in rows if row.axes.get("part") == "launch_path"}
+    assert paths["replayed_graph"].status is RowStatus.PASSED
+    assert paths["ctypes"].status is RowStatus.UNSUPPORTED and paths["ctypes"].timing is None
+
+
+def test_findings_and_figures_say_what_the_rows_say(rows):
+    text = " ".join(eager_vs_graph.findings(rows))
+    eager, graph = by_mode(rows)["eager"], by_mode(rows)["step_graph"]
+    assert f"{eager.timing.median_us / 1e3:.2f} ms eagerly" in text
+    assert f"{eager.metrics['launches_per_step']:.0f} single launches" in text
+    assert "capturing 2 buckets" in text and "5 launches of one small kernel" in text
+    for figure in (figures.main_figure(rows), figures.launch_figure(rows)):
+        theme.require_words(figure)
+    assert (
+        f"{eager.timing.median_us / graph.timing.median_us:.2f}"
+        in figures.main_figure(rows).layout.title.text
+    )
+
+
+def test_no_rows_no_claims():
+    assert eager_vs_graph.findings([]) == []
+    assert "No step" in figures.main_figure([]).layout.title.text
+
+
+def test_layouts(pair):
+    assert make_allocator(50, "contiguous", 0).alloc(50).tolist() == list(range(1, 51))
+    shuffled = make_allocator(50, "random", 3).alloc(50).tolist()
+    assert sorted(shuffled) == list(range(1, 51)) != shuffled
+    with pytest.raises(ValueError, match="layout='heap'"):
+        make_allocator(5, "heap", 0)
+
+
+def test_parameters_are_checked():
+    with pytest.raises(ValueError, match="contexts='4k'"):
+        eager_vs_graph.pick_contexts("4k", CPU)
+    assert eager_vs_graph.pick_contexts("16, 64", CPU) == [16, 64]
+    with pytest.raises(ValueError, match="extra"):
+        eager_vs_graph.Params(nsplit=3)

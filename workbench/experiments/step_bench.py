@@ -1,0 +1,378 @@
+"""The decode step at given contexts: eager, split graphs and one graph, correct first, then timed and traced.
+
+Steps are timed without a profiler, the three modes in alternating rounds; launches, gaps and busy share come
+from a separate traced run. At long contexts of an untrained model the pool holds noise instead of a prefill
+and acceptance follows a stated law: a step launches and moves the same, its tokens mean nothing.
+"""
+
+import gc
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.decode.loop import SpeculativeDecoder
+from workbench.decode.result import DecodeResult
+from workbench.measure import trace
+from workbench.measure.statistics import is_stable, quantile
+from workbench.measure.timing import measure, pools_needed
+from workbench.rows import Origin, Row, RowStatus, Timing
+from workbench.shapes import DTYPE_BYTES
+from workbench.targets import HardwareTarget
+from workbench.tree.synthetic import geometric
+
+NAME = "eager_vs_graph"
+MODES = ("eager", "split_graph", "step_graph")
+SKIPPED_STEPS = 3  # warm-up steps of every round
+TRACED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One context length on one pair of models."""
+
+    model: str
+    context: int
+    bs: int = 1
+    budget: int = 16
+    shape: Any = "tree"
+    layout: str = "random"  # of the slots: random or contiguous
+    accept_length: float | None = None  # synthetic law's mean; None = the models' own acceptance
+    random_kv: bool = False
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        return {
+            "model": self.model, "ctx": self.context, "bs": self.bs, "budget": self.budget,
+            "shape": self.shape, "layout": self.layout, "kv": "noise" if self.random_kv else "prefill",
+            "acceptance": "model" if self.accept_length is None else f"geometric {self.accept_length:g}",
+        }  # fmt: skip
+
+    def case_id(self, mode: str) -> str:
+        return f"{self.model}-ctx{self.context}-bs{self.bs}-b{self.budget}-{self.shape}-{mode}"
+
+
+@dataclass
+class StepBench:
+    """Decoders of one case and what was seen of them."""
+
+    case: StepCase
+    target: HardwareTarget
+    models: tuple[Any, Any]
+    prompts: Sequence[Sequence[int]]
+    steps: int  # per round
+    rounds: int
+    modes: Sequence[str] = MODES
+    variant: str = "auto"
+    seed: int = 0
+    decoders: dict[str, SpeculativeDecoder] = field(default_factory=dict)
+    periods_us: dict[str, list[float]] = field(default_factory=dict)
+    results: dict[str, DecodeResult] = field(default_factory=dict)
+    shadows: dict[str, list[Any]] = field(default_factory=dict)
+    traced: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, step: Callable[[str], None]) -> list[Row]:
+        """One row per mode; a failing mode becomes a row with its reason."""
+        rows = []
+        for mode in self.modes:
+            step(f"{self.case.case_id(mode)}: build, capture, check")
+            try:
+                self._check(mode)
+            except (RuntimeError, ValueError) as error:
+                self.decoders.pop(mode, None)
+                rows.append(self._failed(mode, error))
+        step(f"ctx {self.case.context}: {self.rounds} rounds of {self.steps} steps, modes alternating")
+        for index in range(self.rounds):
+            order = list(self.decoders)[:: 1 if index % 2 == 0 else -1]
+            for mode in order:
+                self._time(mode)
+        attention_us = self._attention_us() if self.decoders else None
+        for mode in self.decoders:
+            step(f"ctx {self.case.context} {mode}: trace")
+            self.traced[mode] = self._trace(mode)
+            rows.append(self._row(mode, attention_us))
+        self.decoders.clear()
+        release_memory()
+        return rows
+
+    def _make(self, mode: Any) -> SpeculativeDecoder:
+        case, limit = self.case, self._limit(self.steps)
+        law = None
+        if case.accept_length is not None and case.shape != "none":
+            law = geometric(case.accept_length, min(self.models[1].config.block_size - 1, case.budget))
+        slots = case.context + limit + 128
+        return SpeculativeDecoder(
+            *self.models, mode=mode, shape=case.shape, budget=case.budget, variant=self.variant,
+            max_batch=case.bs, batch_sizes=[case.bs], max_context=slots, law=law, random_kv=case.random_kv,
+            allocator=make_allocator(case.bs * slots, case.layout, self.seed), seed=self.seed,
+        )  # fmt: skip
+
+    def _limit(self, steps: int) -> int:
+        """Tokens that surely take `steps` steps and a few more."""
+        drafts = 0 if self.case.shape == "none" else self.models[1].config.block_size - 1
+        return (steps + SKIPPED_STEPS + 2) * (min(drafts, self.case.budget) + 1)
+
+    def _check(self, mode: str) -> None:
+        """Capture, then recompute one step eagerly and compare."""
+        decoder = self._make(mode)
+        decoder.shadow_steps = frozenset({2})
+        if mode != "eager":
+            decoder.use_sampling(0.0)
+            decoder.capture()
+        result = decoder.generate(self.prompts, self._limit(0))
+        decoder.shadow_steps = frozenset()
+        if decoder.runner.capture_error is not None:
+            raise decoder.runner.capture_error
+        self.decoders[mode], self.shadows[mode] = decoder, result.shadow
+
+    def _time(self, mode: str) -> None:
+        self.decoders[mode].seed = self.seed
+        result = self._decode(mode, self.steps)
+        self.results[mode] = result
+        self.periods_us.setdefault(mode, []).extend(result.ledger.periods_us(SKIPPED_STEPS))
+
+    def _decode(self, mode: str, steps: int) -> DecodeResult:
+        """Decode until `steps` steps have been seen, then stop by an exception of our own."""
+        decoder = self.decoders[mode]
+        return decoder.generate(self.prompts, self._limit(steps), max_steps=steps + SKIPPED_STEPS)
+
+    def _trace(self, mode: str) -> dict[str, Any]:
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if self.target.backend == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            with profile(activities=activities) as profiler:
+                self._decode(mode, TRACED_STEPS)
+                if self.target.backend == "cuda":
+                    torch.cuda.synchronize()
+            profiler.export_chrome_trace(str(path))
+            return summarise_trace(trace.load(path))
+
+    def _attention_us(self) -> float:
+        """The target's verify attention alone, all layers, as a step calls it: microseconds per step."""
+        decoder = next(iter(self.decoders.values()))
+        b, attend, queries = self._loaded_buffers(decoder)
+        batch = decoder.step.forward_batch(b)
+        layers = [
+            lambda layer=layer: attend(queries, decoder.pool.layer(layer), batch, layer)
+            for layer in range(decoder.pool.layers)
+        ]
+        bytes_per_call = self.case.bs * self.case.context * decoder.pool.row_bytes
+        on_gpu = self.target.backend == "cuda"
+        is_cold = on_gpu and len(layers) >= pools_needed(bytes_per_call, self.target)
+        timing = measure(
+            layers,
+            target=self.target,
+            mode="graph" if on_gpu else "eager",
+            l2="cold" if is_cold else "warm",
+            n=8,
+            bytes_per_call=bytes_per_call if is_cold else 0,
+            budget_s=3.0,
+        )
+        return timing.median_us * len(layers)
+
+    def _loaded_buffers(self, decoder: SpeculativeDecoder) -> tuple[Any, Any, torch.Tensor]:
+        """Buffers of the bucket with a context in place, so that attention can be called alone."""
+        from workbench.decode.decision import Bucket
+
+        bucket = Bucket(self.case.bs, decoder.width)
+        b = decoder.runner.make_buffers(bucket)
+        need = self.case.bs * (self.case.context + decoder.width)
+        slots = decoder.allocator.alloc(need)
+        decoder.allocator.free(slots)
+        slots = slots.to(decoder.device)
+        prefix = slots[: self.case.bs * self.case.context].view(self.case.bs, -1)
+        for row in range(self.case.bs):
+            decoder.table.set_row(row + 1, prefix[row], 0, 1, 0.0)
+        b.req_index.copy_(torch.arange(1, self.case.bs + 1))
+        b.out_slots.copy_(slots[self.case.bs * self.case.context :])
+        with torch.no_grad():
+            decoder.step.read_state(b)
+        config, rows = self.models[0].config, self.case.bs * decoder.width
+        queries = torch.randn(rows, config.num_heads, config.width, device=decoder.device)
+        return b, decoder.step.attends[bucket.bs, bucket.width][0], queries.to(decoder.pool.dtype)
+
+    def _row(self, mode: str, attention_us: float | None) -> Row:
+        samples, result = self.periods_us[mode], self.results[mode]
+        status, reason = self._verdict(mode)
+        timing = None
+        if status is RowStatus.PASSED:
+            clock = "host" if self.target.backend == "cpu" else "eager" if mode == "eager" else "graph"
+            timing = Timing(
+                mode=clock,  # type: ignore[arg-type]
+                l2="n/a", n=len(samples), median_us=quantile(samples, 0.5), p10_us=quantile(samples, 0.1),
+                p90_us=quantile(samples, 0.9), samples=tuple(round(s, 2) for s in samples),
+                stable=is_stable(samples),
+            )  # fmt: skip
+        return Row(
+            case_id=self.case.case_id(mode), experiment=NAME, variant=mode, target=self.target.name,
+            origin=Origin.MEASURED, status=status, reason=reason, axes=self.case.axes | {"mode": mode},
+            errors=self._errors(mode), timing=timing,
+            metrics=self._metrics(mode, result, attention_us, timing),
+            repro=(
+                f"workbench bench step --target {self.target.name} --preset {self.case.model} "
+                f"--contexts {self.case.context} --budget {self.case.budget} --bs {self.case.bs}"
+            ),
+        )  # fmt: skip
+
+    def _verdict(self, mode: str) -> tuple[RowStatus, str]:
+        wrong = [report for report in self.shadows[mode] if not report.is_ok]
+        if wrong:
+            return RowStatus.INCORRECT, wrong[0].sentence()
+        return (RowStatus.PASSED, "") if self.shadows[mode] else (RowStatus.SKIPPED, "no step was checked")
+
+    def _errors(self, mode: str) -> dict[str, float]:
+        return {
+            name: max((getattr(report, f"{name}_error") for report in self.shadows[mode]), default=0.0)
+            for name in ("logits", "kv")
+        }
+
+    def _metrics(
+        self, mode: str, result: DecodeResult, attention_us: float | None, timing: Timing | None
+    ) -> dict[str, Any]:
+        summary, config = result.ledger.summary(skip=SKIPPED_STEPS), self.models[0].config
+        captures = self.decoders[mode].runner.capture_report()
+        step_us = timing.median_us if timing else None
+        return {
+            **summary,
+            **self.traced[mode],
+            "backend": result.replay.backend,
+            "replay_share": result.replay.share,
+            "accept_length": result.mean_accept_length,
+            "capture_s": sum(entry["capture_s"] for entry in captures),
+            "reserved_bytes": sum(entry["reserved_bytes"] for entry in captures),
+            "verify_attention_us": attention_us,
+            "verify_attention_share": attention_us / step_us if attention_us and step_us else None,
+            "attention_variant": self.decoders[mode]
+            .step.attends[self.case.bs, self.decoders[mode].width][0]
+            .plan.variant,
+            "weight_bytes": config.weight_bytes,
+            "kv_bytes": self.case.bs * self.case.context * config.kv_bytes_per_token,
+            "element_bytes": DTYPE_BYTES[config.dtype],
+        }
+
+    def _attention_variant(self, mode: str) -> str:
+        decoder = self.decoders[mode]
+        return decoder.step.attends[self.case.bs, decoder.width][0].plan.variant
+
+    def _failed(self, mode: str, error: Exception) -> Row:
+        is_memory = isinstance(error, torch.OutOfMemoryError)
+        return Row(
+            case_id=self.case.case_id(mode), experiment=NAME, variant=mode, target=self.target.name,
+            origin=Origin.MEASURED, status=RowStatus.OUT_OF_MEMORY if is_memory else RowStatus.RUNTIME_ERROR,
+            reason=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+            axes=self.case.axes | {"mode": mode},
+        )  # fmt: skip
+
+
+def make_allocator(size: int, layout: str, seed: int) -> Any:
+    """An allocator whose free list is in order (contiguous) or shuffled (random)."""
+    from workbench.kv.allocator import TokenKVAllocator
+
+    allocator = TokenKVAllocator(size)
+    if layout == "contiguous":
+        return allocator
+    if layout != "random":
+        raise ValueError(f"layout={layout!r}: choose contiguous or random")
+    slots = allocator.alloc(size)
+    assert slots is not None
+    allocator.free(slots[torch.randperm(size, generator=torch.Generator().manual_seed(seed))])
+    return allocator
+
+
+def summarise_trace(traced: trace.Trace) -> dict[str, Any]:
+    """Means over the traced steps but the first three; idle share over the stretch from first to last."""
+    records = trace.steps(traced)[SKIPPED_STEPS:]
+    if not records:
+        return {}
+    n = len(records)
+    found: dict[str, Any] = {
+        "launches_per_step": sum(r.eager_launches for r in records) / n,
+        "graph_launches_per_step": sum(r.graph_launches for r in records) / n,
+        "kernels_per_step": sum(r.kernels_in_graphs + r.kernels_eager for r in records) / n,
+        "kernels_in_graphs_per_step": sum(r.kernels_in_graphs for r in records) / n,
+        "traced_steps": n,
+    }
+    return found | (_idle(traced) if traced.on_device else {})
+
+
+def _idle(traced: trace.Trace) -> dict[str, Any]:
+    """Device time between the first and last kernel of the later steps: busy, gaps, node distances."""
+    begin_us = traced.steps[SKIPPED_STEPS].end_us
+    busy = trace.union(
+        span
+        for span in [*traced.kernels, *traced.copies]
+        if begin_us <= span.start_us <= traced.steps[-1].end_us
+    )
+    if not busy:
+        return {}
+    window = busy[-1][1] - busy[0][0]
+    idle = trace.gaps(busy, busy[0][0], busy[-1][1])
+    node_us = window - trace.length(busy) - idle
+    return {
+        "idle_share": idle / window,
+        "node_gap_share": node_us / window,
+        "busy_share": trace.length(busy) / window,
+    }
+
+
+def release_memory() -> None:
+    """Give pools and graphs back before the next case builds its own."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def bench_cases(
+    cases: Iterable[tuple[StepCase, Sequence[Sequence[int]]]],
+    models: tuple[Any, Any],
+    target: HardwareTarget,
+    step: Callable[[str], None],
+    **options: Any,
+) -> list[Row]:
+    """Rows of all cases, one after the other."""
+    rows: list[Row] = []
+    for case, prompts in cases:
+        rows += StepBench(case, target, models, prompts, **options).run(step)
+    return rows
+
+
+def bench_capture(
+    case: StepCase, models: tuple[Any, Any], target: HardwareTarget, batch_sizes: Sequence[int]
+) -> list[Row]:
+    """One row per bucket: capture seconds and reserved bytes, all buckets in one pool, largest first."""
+    width_slots = max(batch_sizes) * (case.budget + 1) + 1
+    decoder = SpeculativeDecoder(
+        *models, mode="step_graph", shape=case.shape, budget=case.budget,
+        max_batch=max(batch_sizes), batch_sizes=batch_sizes, max_context=case.context,
+        pool_tokens=width_slots,
+    )  # fmt: skip
+    decoder.use_sampling(0.0)
+    decoder.capture()
+    error, report = decoder.runner.capture_error, decoder.runner.capture_report()
+    total_s = sum(entry["capture_s"] for entry in report)
+    common: dict[str, Any] = {
+        "experiment": NAME, "variant": "capture", "target": target.name, "origin": Origin.MEASURED,
+    }  # fmt: skip
+    if error is not None:
+        return [
+            Row(case_id=f"{case.model}-capture", status=RowStatus.RUNTIME_ERROR, reason=str(error), **common)
+        ]
+    return [
+        Row(
+            case_id=f"{case.model}-capture-bs{entry['bs']}", status=RowStatus.PASSED,
+            axes={"model": case.model, "ctx": case.context, "bs": entry["bs"], "width": entry["width"]},
+            metrics={
+                "capture_s": entry["capture_s"], "reserved_bytes": entry["reserved_bytes"],
+                "nodes": entry["nodes"], "total_capture_s": total_s,
+            },
+            **common,
+        )
+        for entry in report
+    ]  # fmt: skip
