@@ -13,7 +13,7 @@ SEVEN = {"jupyterlab", "torch", "triton", "cupy-cuda12x", "plotly", "papermill",
 NAME = re.compile(r"^[A-Za-z0-9._-]+")
 BINARY = {".safetensors", ".parquet", ".gz", ".sqlite", ".png", ".npz", ".bin"}
 FOREIGN = re.compile(
-    r"https?://[^\s\"')]*(?:/simple\b|pypi\.|artifactory|nexus|devpi)|(?<![\w.])/(?:home|Users|root|work)/\w+"
+    r"https?://[^\s\"')]*(?:/simple\b|pypi\.|artifactory|nexus|devpi)|(?<![\w.])/(?:home|Users|root|work)/(?!alice|user)\w+"
 )
 
 

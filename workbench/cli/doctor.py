@@ -73,7 +73,7 @@ def _software() -> Iterator[Check]:
 
 
 def _machine() -> Iterator[Check]:
-    from workbench.runs.provenance import machine
+    from workbench.runs.machine import machine
 
     found = machine()
     memory_gib = found["memory_bytes"] / GIB
@@ -104,7 +104,7 @@ def _target() -> Iterator[Check]:
 
 def _gpu() -> Iterator[Check]:
     from workbench.measure import gpu_state
-    from workbench.runs.provenance import gpus
+    from workbench.runs.machine import gpus
 
     devices = gpus()
     if not devices:

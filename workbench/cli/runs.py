@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -174,13 +175,16 @@ def _execute(
     planned: "Sequence[PlannedRun]", target: str, cell_timeout_s: int, root: Path | None, scheduler: str
 ) -> None:
     """Run the plan with live progress, print table and index page; exit 1 unless all passed."""
+    from workbench import targets
     from workbench.report.html import render_report
     from workbench.report.index import INDEX_FILE, render_index
     from workbench.runs import cluster, execute
+    from workbench.runs.lock import hold_device
     from workbench.runs.progress import LiveProgress
 
     signal.signal(signal.SIGTERM, _raise_interrupt)
-    with LiveProgress(len(planned)) as progress:
+    device = nullcontext() if scheduler else hold_device(targets.load(target))
+    with device, LiveProgress(len(planned)) as progress:
         batch = execute.open_batch(
             target,
             root or execute.RUNS_ROOT,

@@ -35,6 +35,8 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     target = targets.load(params.target)
     step("read versions and neighbours")
     rows = [_versions(target), _machine(target), _neighbours(target)]
+    step("compile the CUDA sources for this target")
+    rows.append(_kernels(target))
     with gpu_state.GpuSampler() as sampler:
         for name, call in (("copy", _copy), ("matmul", _matmul), ("launch", _launch)):
             step(f"time {name}")
@@ -149,6 +151,21 @@ def _versions(target: HardwareTarget) -> Row:
         except metadata.PackageNotFoundError:
             continue
     return _state("versions", target, metrics)
+
+
+def _kernels(target: HardwareTarget) -> Row:
+    from workbench.attention import build
+
+    if target.backend == "cpu":
+        return _state("kernels", target, {}, reason="target cpu runs no CUDA kernel")
+    try:
+        compiler = build.compiler_version()
+        report = [one for source in build.sources() for one in build.report(source, target.arch)]
+    except OSError as error:
+        return _state("kernels", target, {}, reason=str(error))
+    metrics: dict[str, Scalar] = {"compiled": len(report), "compiler": compiler}
+    metrics["spilling"] = sum(one.spills for one in report)
+    return _state("kernels", target, metrics)
 
 
 def _neighbours(target: HardwareTarget) -> Row:

@@ -40,11 +40,14 @@ def serve_worker(address: str, target: str = "") -> None:
 
     async def serve() -> None:
         async with Nanny(
-            address, nthreads=1, resources=resource(name), name=f"{name}-{os.getpid()}"
+            address, nthreads=1, death_timeout=60, resources=resource(name), name=f"{name}-{os.getpid()}"
         ) as nanny:
             await nanny.finished()
 
-    asyncio.run(serve())
+    try:
+        asyncio.run(serve())
+    except RuntimeError as error:
+        raise ValueError(f"no scheduler answers at {address}: start one with `dask scheduler`") from error
 
 
 def run_batch_on(address: str, batch: Batch, planned: Sequence[sweep.PlannedRun]) -> BatchManifest:

@@ -15,6 +15,7 @@ from workbench import targets
 from workbench.rows import RunStatus
 from workbench.runs import provenance, store
 from workbench.runs.child import OUTCOME_FILE
+from workbench.runs.machine import machine
 from workbench.runs.manifest import (
     BATCH_FILE,
     MANIFEST_FILE,
@@ -165,7 +166,7 @@ def opening_manifest(batch: Batch, run: PlannedRun, environment: dict[str, str])
         notebook_sha256=provenance.file_sha256(run.notebook),
         kernels_sha256=provenance.kernel_hashes(),
         timer_version=provenance.timer_version(),
-        machine=provenance.machine(),
+        machine=machine(),
         software=provenance.software(),
         environment=provenance.environment(environment),
         lock_sha256=provenance.lock_sha256(),

@@ -1,13 +1,11 @@
 """Where a result comes from: code, notebook, kernels, machine, software, environment and command."""
 
 import hashlib
-import os
 import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -112,31 +110,6 @@ def timer_version(root: Path = ROOT) -> str:
     return sha256("".join(file_sha256(path) for path in present))[:12] if present else ""
 
 
-@cache
-def machine() -> dict[str, Any]:
-    """Processor, memory and, through NVML, the GPUs of this machine. Unique ids are hashed."""
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": f"{platform.system()} {platform.machine()}",
-        "gpus": gpus(),
-    }
-
-
-def gpus() -> list[dict[str, Any]]:
-    """One dict per GPU that NVML sees; empty without a driver."""
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
-
-
 def software() -> dict[str, str]:
     """Versions of Python and of the packages that decide a result, read without importing them."""
     found = {"python": platform.python_version()}
@@ -204,49 +177,3 @@ def _new_file(root: Path, name: str) -> str:
     lines = data.decode("utf-8", "replace").splitlines()
     head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n+++ b/{name}\n"
     return head + f"@@ -0,0 +1,{len(lines)} @@\n" + "".join(f"+{line}\n" for line in lines)
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith(("model name", "Model"))]
-    return names[0] if names else platform.machine()
-
-
-def _gpu(nvml: Any, index: int) -> dict[str, Any]:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-
-    def ask(name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(nvml, name)(handle, *arguments)
-        except (nvml.NVMLError, AttributeError):
-            return None
-
-    memory = ask("nvmlDeviceGetMemoryInfo")
-    capability = ask("nvmlDeviceGetCudaComputeCapability")
-    power_mw = ask("nvmlDeviceGetPowerManagementLimit")
-    return {
-        "index": index,
-        "name": _text(ask("nvmlDeviceGetName")),
-        "uuid_sha256": sha256(_text(ask("nvmlDeviceGetUUID")))[:16],
-        "compute_capability": list(capability) if capability else None,
-        "memory_bytes": memory.total if memory else None,
-        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
-        "cuda_driver": nvml.nvmlSystemGetCudaDriverVersion(),
-        "power_limit_w": power_mw / 1000 if power_mw else None,
-        "max_sm_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
-        "ecc": _first(ask("nvmlDeviceGetEccMode")),
-        "mig": _first(ask("nvmlDeviceGetMigMode")),
-        "other_processes": len(ask("nvmlDeviceGetComputeRunningProcesses") or []),
-    }
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value or "")
-
-
-def _first(pair: Any) -> Any:
-    """Current of NVML's (current, pending)."""
-    return pair[0] if isinstance(pair, list | tuple) else pair

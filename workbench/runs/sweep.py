@@ -75,9 +75,13 @@ def find_notebook(name: str, folder: Path = NOTEBOOKS) -> Path:
 
 def params_model(notebook: Path) -> type[BaseModel]:
     """The experiment's typed parameters for `notebook`."""
+    return _experiment(notebook).Params
+
+
+def _experiment(notebook: Path) -> Any:
     module_name = f"workbench.experiments.{NUMBERED.sub('', notebook.stem)}"
     try:
-        return importlib.import_module(module_name).Params
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name:
             raise
@@ -90,8 +94,9 @@ def plan_run(notebook: Path, target: str, given: Mapping[str, Any] | None = None
     """Validate one run completely: target, hardware, notebook form, parameter names and types."""
     targets.require_hardware(targets.load(target))
     require_parameters_cell(notebook)
-    model = params_model(notebook)
-    return PlannedRun(notebook, target, resolve(model, notebook.stem, {**(given or {}), "target": target}))
+    params = resolve(params_model(notebook), notebook.stem, {**(given or {}), "target": target})
+    skip_reason = getattr(_experiment(notebook), "skip_reason", None)  # an experiment may decline
+    return PlannedRun(notebook, target, params, skip_reason(params) if skip_reason else "")
 
 
 def plan_batch(
