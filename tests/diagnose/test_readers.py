@@ -310,11 +310,12 @@ def test_readers_never_crash_on_damaged_samples(tmp_path, data):
 
 
 GRAMMAR = [
-    "Decode batch", ", ", "#running-req: ", "cuda graph: ", "False", "9" * 400, "1e999", "nan", "iter = ", "\n", "[",
-    "\x1b[", "|", "SpecDecoding metrics: ", "Accepted: 0 tokens, Drafted: 0 tokens", " NONE ", "# gpu sm mem", "0 - -",
-    "Avg prompt throughput: . tokens/s", "Time (%)", "** CUDA API Summary (cuda_api_sum):", "- range count: 3",
-    "  0.0  1  1  cudaLaunchKernel", "## decode", '{"traceEvents": [', "num_scheduled_requests: ", "states = {",
-    "TRT-LLM", "bs=[1, 2, 99999999999]", "\r", "\x00", "Speculative metrics: ",
+    "Decode batch", ", ", "#running-req: ", "cuda graph: ", "False", "9" * 400, "1e999", "nan", "iter = ",
+    "\n", "[", "\x1b[", "|", "SpecDecoding metrics: ", "Accepted: 0 tokens, Drafted: 0 tokens", " NONE ",
+    "# gpu sm mem", "0 - -", "Avg prompt throughput: . tokens/s", "Time (%)", "- range count: 3",
+    "** CUDA API Summary (cuda_api_sum):", "  0.0  1  1  cudaLaunchKernel", "## decode", "TRT-LLM",
+    '{"traceEvents": [', "num_scheduled_requests: ", "states = {", "bs=[1, 2, 99999999999]", "\r", "\x00",
+    "Speculative metrics: ",
 ]  # fmt: skip
 EVENT_KEYS = ["ph", "cat", "name", "ts", "dur", "args", "correlation", "pid"]
 NAMES = ["cudaGraphLaunch", "cudaLaunchKernel", "decode_step#1", "tape_launch", "stage:draft"]

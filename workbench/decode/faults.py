@@ -129,7 +129,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "moved_buffer", "buffer_moved", "a static input is bound to a new tensor",
         "True, then False from one step on", "decision", "write into the static input in place",
-        hooks=lambda: MovesBuffer(2),
+        hooks=lambda: MovesBuffer(1),
     ),
     Fault(
         "not_reported", "flag_not_propagated", "the worker does not hand its flag on",
