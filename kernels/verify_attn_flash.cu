@@ -19,6 +19,8 @@
 // Story, predictions and measured results: README.md beside this file.
 //
 // config m64: -DM_TILE=64 -DSTAGES=2 -DSHARED_BYTES=100608
+// config m64_deep (sm_90a sm_100): -DM_TILE=64 -DSTAGES=4 -DSHARED_BYTES=174336
+// config m16_deep (sm_90a sm_100): -DM_TILE=16 -DSTAGES=4 -DSHARED_BYTES=156416
 // config m32: -DM_TILE=32 -DSTAGES=2 -DSHARED_BYTES=91392
 // config m16: -DM_TILE=16 -DSTAGES=2 -DSHARED_BYTES=82688
 // config m64_fp16: -DM_TILE=64 -DSTAGES=2 -DIS_BF16=0 -DSHARED_BYTES=100608
@@ -70,6 +72,7 @@ constexpr int kOwners = M_TILE / 8;                     // warps that own 8 rows
 constexpr bool kKeepsOwn = kRowGroups == 2;             // an owner's own partial stays in registers
 constexpr int kSources = kKeepsOwn ? kKSplit - 1 : kKSplit;
 constexpr int kKSteps = kWidth / 16 / kKSplit;          // k16 steps of a warp
+constexpr bool kDeep = STAGES >= 3;                     // a tile lands one barrier early: two barriers a tile, not three
 constexpr int kCopyRows = TOKENS / 32;                  // KV rows a thread copies a part of, per stage
 constexpr int kStageBytes = TOKENS * kRowBytes;
 constexpr int kExchangeBytes = kSources * kOwners * kBlocks * 512;
@@ -190,6 +193,17 @@ __device__ __forceinline__ void store_shared_16(unsigned to, const unsigned (&wo
                : "memory");
 }
 
+__device__ __forceinline__ void load_shared_16(unsigned (&word)[4], unsigned from) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+               : "r"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_4(unsigned to, unsigned word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
 __device__ __forceinline__ unsigned load_acquire(const unsigned* from) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -222,11 +236,9 @@ __device__ __forceinline__ void copy_row(unsigned to, const half_bits* from, boo
   for (int j = 0; j < 9; ++j) copy_16(to + 128 * j, from + 64 * j, valid ? 16 : 0);
 #else
 #pragma unroll 1
-  for (int j = 0; j < 9; ++j) {
-    unsigned word[4] = {0, 0, 0, 0};
-    if (valid)
-      for (int i = 0; i < 4; ++i) word[i] = from[64 * j + 2 * i] | static_cast<unsigned>(from[64 * j + 2 * i + 1]) << 16;
-    store_shared_16(to + 128 * j, word);
+  for (int i = 0; i < 36; ++i) {  // word i & 3 of chunk i >> 2
+    const half_bits* const at = from + 64 * (i >> 2) + 2 * (i & 3);
+    store_shared_4(to + 128 * (i >> 2) + 4 * (i & 3), valid ? at[0] | static_cast<unsigned>(at[1]) << 16 : 0u);
   }
 #endif
 }
@@ -377,19 +389,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
                       : load_slot(kv_indices, kv_indices_64, span.kv_begin + position);
     }
   };
-  const auto copy_tile = [&](const int (&slot)[kCopyRows], unsigned stage_bytes) {
+  const auto copy_tile = [&](const int (&slot)[kCopyRows], unsigned stage) {
     const int thread = reread_thread();
 #pragma unroll
     for (int i = 0; i < kCopyRows; ++i)
-      copy_row(stages + copy_offset(thread) + stage_bytes + 32 * i * kRowBytes,
+      copy_row(stage + copy_offset(thread) + 32 * i * kRowBytes,
                kv + int64(max(slot[i], 0)) * kv_stride + (thread & 7) * 8, slot[i] >= 0);
   };
-  // Rows [32 half, 32 half + 32) of the query tile go through the last stage into registers.
-  const auto copy_queries = [&](int half) {
+  // Rows [32 half, 32 half + 32) of the query tile go through a stage into registers.
+  const auto copy_queries = [&](int half, int stage) {
     const int row = row0 + half * 32 + (thread >> 3);
     const bool valid = row < rows && half * 32 + (thread >> 3) < M_TILE;
     const int node = valid ? row / heads : 0, head = valid ? row % heads : 0;
-    copy_row(stages + copy_offset(thread) + (STAGES - 1) * kStageBytes,
+    copy_row(stages + copy_offset(thread) + stage * kStageBytes,
              q + (q_begin + node) * q_token_stride + head * q_head_stride + (thread & 7) * 8, valid);
   };
 
@@ -397,39 +409,48 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
   int slots[STAGES][kCopyRows];
 #pragma unroll
   for (int tile = 0; tile < STAGES; ++tile) fetch_slots(slots[tile], begin + tile * TOKENS);
-  copy_queries(0);
+  constexpr int kFirstTiles = kDeep ? STAGES - 2 : 1;  // the other stages are taken by Q
+  copy_queries(0, STAGES - 1);
+  if (kDeep && kRowGroups == 2) copy_queries(1, STAGES - 2);
   commit_copies();
 #pragma unroll
-  for (int tile = 0; tile < STAGES - 1; ++tile) {
-    copy_tile(slots[tile], tile * kStageBytes);
+  for (int tile = 0; tile < kFirstTiles; ++tile) {
+    copy_tile(slots[tile], stages + tile * kStageBytes);
     commit_copies();
   }
 
   unsigned q_fragments[kKSteps][kRowTiles][4];
   // Fragment slot s of a warp (s = 8-row block of its row group) holds block s ^ k_part when owners keep their own.
-  const auto load_queries = [&]() {
+  const auto load_queries = [&](int stage) {
     const int chunk = 2 * k_part + (lane >> 4);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
       int block = 2 * m + ((lane >> 3) & 1);
       if (kKeepsOwn) block ^= k_part;
       const unsigned from =
-          stages + (STAGES - 1) * kStageBytes + (block * 8 + (lane & 7)) * kRowBytes + 16 * (chunk ^ (lane & 7));
+          stages + stage * kStageBytes + (block * 8 + (lane & 7)) * kRowBytes + 16 * (chunk ^ (lane & 7));
 #pragma unroll
       for (int k = 0; k < kKSteps; ++k) load_matrices(q_fragments[k][m], from + 128 * k);
     }
   };
-  wait_copies<STAGES - 1>();
+  wait_copies<kFirstTiles>();
   __syncthreads();
-  if (row_group == 0) load_queries();
-  __syncthreads();
-  if (kRowGroups == 2) {
-    copy_queries(1);
+  if (kDeep) {
+    load_queries(STAGES - 1 - row_group);
+    wait_copies<kFirstTiles - 1>();
+    __syncthreads();  // the first tile has landed, and the stages of Q are free
+    copy_tile(slots[STAGES - 2], stages + (STAGES - 2) * kStageBytes);
     commit_copies();
-    wait_copies<0>();
-    __syncthreads();
-    if (row_group == 1) load_queries();
-    __syncthreads();
+  } else {
+    if (row_group == 0) load_queries(1);
+    if (kRowGroups == 2) {
+      __syncthreads();
+      copy_queries(1, 1);
+      commit_copies();
+      wait_copies<0>();
+      __syncthreads();
+      if (row_group == 1) load_queries(1);
+    }
   }
 
   float o[kOwners / 2][8][4];  // [m16][n8][fragment]: M_TILE rows x columns 64 warp ..
@@ -441,24 +462,30 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
       for (int i = 0; i < 4; ++i) o[m][n][i] = 0.f;
   if (kOwners == 8 || warp < kOwners) states[thread] = make_float2(minus_infinity(), 0.f);
 
-  unsigned stage_bytes = 0;
+  unsigned stage = stages;  // address of this tile's
   int slot[kCopyRows];  // of the next tile to copy: loaded one tile ahead of its use
 #pragma unroll
   for (int i = 0; i < kCopyRows; ++i) slot[i] = slots[STAGES - 1][i];
 #pragma unroll 1
   for (int first = begin; first < span.end; first += TOKENS) {
-    wait_copies<STAGES - 2>();
-    __syncthreads();  // this tile has landed, and the stage of the last one is free
-    if (first + (STAGES - 1) * TOKENS < span.end) copy_tile(slot, stage_bytes == 0 ? (STAGES - 1) * kStageBytes : stage_bytes - kStageBytes);
-    commit_copies();
-    fetch_slots(slot, first + STAGES * TOKENS);
+    const auto copy_next = [&]() {  // into the stage of the tile before this one
+      if (first + (STAGES - 1) * TOKENS < span.end)
+        copy_tile(slot, stage == stages ? stages + (STAGES - 1) * kStageBytes : stage - kStageBytes);
+      commit_copies();
+      fetch_slots(slot, first + STAGES * TOKENS);
+    };
+    if (!kDeep) {
+      wait_copies<0>();
+      __syncthreads();  // this tile has landed, and the stage of the last one is free
+      copy_next();
+    }
 
     // ---- partial scores: this warp's quarter of the columns
     float4 kept[kBlocks];
     {
     const int thread = reread_thread(), lane = thread & 31, warp = thread >> 5, k_part = warp & 3, row_group = kRowGroups == 2 ? warp >> 2 : 0,
       token_group = kTokenGroups == 2 ? warp >> 2 : 0;
-    const unsigned key_from = stages + (token_group * kWarpBlocks * 16 + (lane >> 4) * 8 + (lane & 7)) * kRowBytes +
+    const unsigned key_from = stage + (token_group * kWarpBlocks * 16 + (lane >> 4) * 8 + (lane & 7)) * kRowBytes +
                               16 * ((2 * k_part + ((lane >> 3) & 1)) ^ (lane & 7));
 #pragma unroll
     for (int b = 0; b < kWarpBlocks; ++b) {
@@ -466,7 +493,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
 #pragma unroll
       for (int k = 0; k < kKSteps; ++k) {
         unsigned keys[4];
-        load_matrices(keys, key_from + stage_bytes + b * 16 * kRowBytes + 128 * k);
+        load_matrices(keys, key_from + b * 16 * kRowBytes + 128 * k);
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
           mma(s[m][0], q_fragments[k][m], keys[0], keys[1]);
@@ -495,10 +522,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
       const int thread = reread_thread();
 #pragma unroll 1
       for (int i = 0; i < 8 * kCopyRows; ++i) {
-        uint4* const at = reinterpret_cast<uint4*>(shared + stage_bytes + copy_offset(thread) +
-                                                   (i >> 3) * 32 * kRowBytes + (i & 7) * 128);
-        const uint4 word = *at;
-        *at = make_uint4(finite(word.x), finite(word.y), finite(word.z), finite(word.w));
+        const unsigned at = stage + copy_offset(thread) + (i >> 3) * 32 * kRowBytes + (i & 7) * 128;
+        unsigned word[4];
+        load_shared_16(word, at);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) word[w] = finite(word[w]);
+        store_shared_16(at, word);
       }
     }
 
@@ -568,7 +597,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
       }
       const float base = state.x == minus_infinity() ? 0.f : state.x;
       state.y *= scale;
-      unsigned char* const to = shared + stage_bytes;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
@@ -577,13 +605,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
           state.y += p[b][i];
         }
         const int row = 8 * warp + (lane >> 2), within = 4 * (lane & 3);
-        *reinterpret_cast<unsigned*>(to + p_offset(row, 2 * b) + within) = pack(p[b][0], p[b][1]);
-        *reinterpret_cast<unsigned*>(to + p_offset(row, 2 * b + 1) + within) = pack(p[b][2], p[b][3]);
+        store_shared_4(stage + p_offset(row, 2 * b) + within, pack(p[b][0], p[b][1]));
+        store_shared_4(stage + p_offset(row, 2 * b + 1) + within, pack(p[b][2], p[b][3]));
       }
       if ((lane & 3) == 0) scales[(lane >> 2) * 8 + warp] = scale;
       states[thread] = state;
     }
-    __syncthreads();  // P and the scales are there
+    if (kDeep) wait_copies<kDeep ? STAGES - 3 : 0>();
+    __syncthreads();  // P and the scales are there, and with kDeep the next tile
+    if (kDeep) copy_next();
 
     // ---- O = scale O + P V: every row, this warp's 64 columns
     {
@@ -606,9 +636,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
     }
     {
     const int thread = reread_thread(), lane = thread & 31, warp = thread >> 5;
-    const unsigned value_from = stages + stage_bytes + (lane & 15) * kRowBytes + 128 * warp +
+    const unsigned value_from = stage + (lane & 15) * kRowBytes + 128 * warp +
                                 16 * ((lane >> 4) ^ (lane & 7));                     // ^ 32 c: columns 16 c
-    const unsigned p_from = stages + stage_bytes + p_offset(lane & 15, lane >> 4);  // ^ 32 t: tokens 16 t
+    const unsigned p_from = stage + p_offset(lane & 15, lane >> 4);  // ^ 32 t: tokens 16 t
 #pragma unroll
     for (int t = 0; t < kBlocks; ++t) {
       unsigned probabilities[kOwners / 2][4];
@@ -628,7 +658,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
       }
     }
     }
-    stage_bytes = stage_bytes == (STAGES - 1) * kStageBytes ? 0 : stage_bytes + kStageBytes;
+    stage = stage == stages + (STAGES - 1) * kStageBytes ? stages : stage + kStageBytes;
   }
 
   {

@@ -266,6 +266,9 @@ static unsigned load_acquire(const unsigned* from) {
 }
 static void store_shared_16(unsigned to, const unsigned (&word)[4]) { std::memcpy(at_shared(to), word, 16); }
 
+static void load_shared_16(unsigned (&word)[4], unsigned from) { std::memcpy(word, at_shared(from), 16); }
+static void store_shared_4(unsigned to, unsigned word) { std::memcpy(at_shared(to), &word, 4); }
+
 static void copy_16(unsigned to, const void* from, int bytes) {
   if (to % 16 || (bytes && reinterpret_cast<uintptr_t>(from) % 16)) std::abort();
   std::memset(at_shared(to), 0xff, 16);

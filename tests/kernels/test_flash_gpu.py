@@ -1,4 +1,4 @@
-"""cuda_flash on a GPU: the attention kit over its tunables, captured buckets, repeatability, the score dump."""
+"""cuda_flash on a GPU: the attention kit over its tunables, captured buckets, repeats, the score dump."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from workbench import targets
 from workbench.attention import conformance, cuda_flash
 from workbench.attention.case_inputs import build
 from workbench.attention.cases import AttentionCase, corner_cases, gpu_cases
@@ -19,6 +20,7 @@ WIDTHS: dict[str, Any] = {"dtype": "bf16", "latent": 512, "rope": 64}
 TUNABLES: list[dict[str, Any]] = [
     {"block_m": 16}, {"block_m": 32}, {"block_m": 64}, {"block_m": 64, "num_stages": 2},
     {"block_m": 16, "min_blocks": 2, "num_stages": 2}, {"block_m": 64, "partial_dtype": "fp32"},
+    {"block_m": 64, "num_stages": 3}, {"block_m": 64, "block_n": 64, "num_stages": 2},
 ]  # fmt: skip
 
 
@@ -37,6 +39,9 @@ def test_pairwise_cases(case: AttentionCase) -> None:
 @pytest.mark.parametrize("tunables", TUNABLES, ids=str)
 def test_tunables(tunables: dict[str, Any], nsplit: int) -> None:
     case = replace(MLA, q_lens=(9, 0, 33), kv_lens=(2000, 0, 777), nsplit=nsplit, padding_rows=3)
+    config = cuda_flash.Config(**({"num_stages": 4} | tunables))
+    if config.shared_bytes + cuda_flash.STATIC_SMEM_BYTES > targets.detect().smem_per_block_bytes:
+        pytest.skip(f"{config.shared_bytes} B of shared memory are more than this GPU has")
     assert (verdict := check_case("cuda_flash", case, "cuda", **tunables)).reason is None, verdict
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import struct
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -13,10 +14,10 @@ from typing import Any
 KERNELS_DIR = Path(__file__).resolve().parents[2] / "kernels"
 ARCHS = ("sm_80", "sm_90a", "sm_100", "sm_120")
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
-CACHE_FORMAT = "1"
+CACHE_FORMAT = "2"
 
 _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)')
-_CONFIG = re.compile(r"^// config (\w+): *(.*)$", re.MULTILINE)
+_CONFIG = re.compile(r"^// config (\w+)(?: \(([^)]*)\))?: *(.*)$", re.MULTILINE)
 _SHARED = re.compile(r"-DSHARED_BYTES=(\d+)")
 _LOG_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _LOG_FIELDS = {
@@ -80,10 +81,16 @@ def kernel_names(source: Path) -> list[str]:
     return _ENTRY.findall(source.read_text())
 
 
-def configs(source: Path) -> dict[str, tuple[str, ...]]:
-    """The `// config name: flags` lines of a source; one without flags where it has none."""
-    found = {name: tuple(flags.split()) for name, flags in _CONFIG.findall(source.read_text())}
-    return found or {"default": ()}
+def configs(source: Path, arch: str) -> dict[str, tuple[str, ...]]:
+    """The `// config name (archs): flags` lines of a source that hold for `arch`; without (archs) for all.
+
+    One configuration without flags where a source lists none.
+    """
+    listed = _CONFIG.findall(source.read_text())
+    found = {
+        name: tuple(flags.split()) for name, archs, flags in listed if not archs or arch in archs.split()
+    }
+    return found if listed else {"default": ()}
 
 
 def cache_dir() -> Path:
@@ -146,12 +153,18 @@ def _compile(name: str, text: str, flags: tuple[str, ...], arch: str) -> tuple[b
     program = nvrtc.createProgram(text, name, [], [])
     try:
         nvrtc.compileProgram(program, options)
-        return bytes(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program).rstrip("\0")
+        return whole_elf(nvrtc.getCUBIN(program)), nvrtc.getProgramLog(program).rstrip("\0")
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program).rstrip("\0")
         raise CompileError(f"{name} does not compile for {arch}: {first_error(log) or error}") from error
     finally:
         nvrtc.destroyProgram(program)
+
+
+def whole_elf(binary: bytes) -> bytes:
+    """CuPy's getCUBIN drops the last byte, a zero of the program headers; disassemblers insist on it."""
+    start, size, count = (*struct.unpack_from("<Q", binary, 32), *struct.unpack_from("<HH", binary, 54))
+    return binary.ljust(start + size * count, b"\0")
 
 
 def first_error(log: str) -> str:
@@ -198,7 +211,7 @@ def _last_number(pattern: re.Pattern[str], lines: str) -> int:
 def report(source: Path, arch: str) -> list[Resource]:
     """Resources of every kernel of a source in every configuration it lists."""
     found: list[Resource] = []
-    for config, flags in configs(source).items():
+    for config, flags in configs(source, arch).items():
         log = compile_cubin(source, flags, arch).log
         found += read_resources(log, source.name, config, flags)
     return found

@@ -142,6 +142,7 @@ def launch(plan: VerifyPlan, call: VerifyCall) -> None:
     """Attention over (row tiles, nsplit, bs) blocks, then the merge, unless fused or with one split."""
     if call.out.numel() == 0:
         return
+    _check_output(call)
     with torch.cuda.device(call.q.device), _current_stream(call.q.device):
         attention, config = _attention_kernel(plan, _is_aligned(call))
         _run(attention, config, plan, call, 0, 0)
@@ -166,6 +167,13 @@ def dump_scores(plan: VerifyPlan, call: VerifyCall) -> torch.Tensor:
     return scores
 
 
+def _check_output(call: VerifyCall) -> None:
+    if call.out.data_ptr() % 16:
+        raise ValueError(
+            "out does not start at a multiple of 16 bytes: pass a tensor of its own, not a slice"
+        )
+
+
 def _run(
     attention: Any, config: Config, plan: VerifyPlan, call: VerifyCall, scores: int, scores_width: int
 ) -> None:
@@ -183,7 +191,7 @@ def _attention_kernel(plan: VerifyPlan, aligned: bool) -> tuple[Any, Config]:
     name = "aligned" if aligned else "unaligned"
     if name not in plan.state:
         config = _config(plan, aligned)
-        _check_residency(plan, config)
+        _check_fits(plan, config)
         plan.workspaces["arrivals"].zero_()  # every launch leaves them zero
         plan.state.setdefault("merge", _load(plan, config, MERGE_KERNEL))
         plan.state[name] = (_load(plan, config, KERNEL), config)
@@ -198,7 +206,13 @@ def _load(plan: VerifyPlan, config: Config, kernel: str) -> Any:
     return build.load(cubin, kernel, shared_bytes=config.shared_bytes, cooperative=fused)
 
 
-def _check_residency(plan: VerifyPlan, config: Config) -> None:
+def _check_fits(plan: VerifyPlan, config: Config) -> None:
+    need, limit = config.shared_bytes + STATIC_SMEM_BYTES, plan.target.smem_per_block_bytes
+    if need > limit:
+        raise ValueError(
+            f"block_n={config.block_n}, num_stages={config.num_stages} need {need} B of shared memory,"
+            f" {plan.target.name} has {limit}: lower num_stages"
+        )
     blocks = max(1, -(-plan.shape.rows // config.block_m)) * plan.nsplit * plan.shape.bs
     slots = plan.target.sm_count * config.min_blocks
     if config.merge == "fused" and plan.nsplit > 1 and blocks > slots:
@@ -247,5 +261,6 @@ def _merge_arguments(plan: VerifyPlan, call: VerifyCall) -> tuple[Any, ...]:
     return (
         call.qo_indptr.data_ptr(), call.kv_indptr.data_ptr(), int32(call.draft_slots is not None),
         int32(call.bs), int32(plan.shape.heads), int32(plan.shape.rows), int32(plan.nsplit),
-        call.out.data_ptr(), call.lse.data_ptr(), pools["partial_out"].data_ptr(), pools["partial_lse"].data_ptr(),
+        call.out.data_ptr(), call.lse.data_ptr(), pools["partial_out"].data_ptr(),
+        pools["partial_lse"].data_ptr(),
     )  # fmt: skip
