@@ -1,6 +1,7 @@
 """Notebook 50: does a draft tree pay over a chain, and speculation over plain decode, eager and replayed?"""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +107,25 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     """One row per arm, then derived rows that compare arms of the same execution and temperature."""
     target = targets.load(params.target)
     targets.require_hardware(target)
+    with one_thread():
+        return run_arms(params, target, step)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Host operations on one core: at this size threads wait for each other longer than they work."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_arms(params: Params, target: HardwareTarget, step: Callable[[str], None]) -> list[Row]:
+    """Decode with every arm, check, compare."""
     step(f"load {params.model}")
     pair, prompts = load(params, target)
     outcomes = [
