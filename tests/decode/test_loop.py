@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from workbench.decode import DecodeHooks, Reason, SpeculativeDecoder
-from workbench.decode.loop import _Run
+from workbench.decode.batch_run import BatchRun
 from workbench.decode.result import DecodeResult
 
 MODES = ("eager", "split_graph", "step_graph")
@@ -72,7 +72,7 @@ def test_32_mixed_requests_on_a_pool_too_small_for_all(pair, make_prompts, oracl
 
 def run_with_checks(d: SpeculativeDecoder, prompts, limits, monkeypatch) -> tuple[DecodeResult, int]:
     checked = 0
-    advance = _Run._advance
+    advance = BatchRun._advance
 
     def checking(self):
         nonlocal checked
@@ -85,7 +85,7 @@ def run_with_checks(d: SpeculativeDecoder, prompts, limits, monkeypatch) -> tupl
         assert counted == len(live)  # no slot belongs to two holders
         checked += 1
 
-    monkeypatch.setattr(_Run, "_advance", checking)
+    monkeypatch.setattr(BatchRun, "_advance", checking)
     return d.generate(prompts, limits), checked
 
 

@@ -1,12 +1,13 @@
-"""The step bench: rows are timed only when checked, launches are counted from the trace, findings follow rows."""
+"""The step bench: rows are timed only when checked, launches come from the trace, findings from rows."""
 
 import pytest
 
 from workbench import targets
 from workbench.decode import DecodeHooks
 from workbench.experiments import eager_vs_graph, step_bench
+from workbench.experiments.capture_bench import bench_capture
 from workbench.experiments.launch_paths import bench_launch_paths
-from workbench.experiments.step_bench import StepBench, StepCase, bench_capture, make_allocator
+from workbench.experiments.step_bench import StepBench, StepCase, make_allocator
 from workbench.report.figures import eager_vs_graph as figures
 from workbench.report.figures import theme
 from workbench.rows import RowStatus

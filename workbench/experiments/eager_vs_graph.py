@@ -57,8 +57,9 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
 
 
 def run_all(params: Params, step: Callable[[str], None]) -> list[Row]:
+    from workbench.experiments.capture_bench import bench_capture
     from workbench.experiments.launch_paths import bench_launch_paths
-    from workbench.experiments.step_bench import StepBench, bench_capture, release_memory
+    from workbench.experiments.step_bench import StepBench, release_memory
 
     target = targets.load(params.target)
     targets.require_hardware(target)

@@ -7,7 +7,7 @@ and acceptance follows a stated law: a step launches and moves the same, its tok
 
 import gc
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from workbench.decode.loop import SpeculativeDecoder
 from workbench.decode.result import DecodeResult
+from workbench.experiments.step_trace import SKIPPED_STEPS, summarise_trace
 from workbench.measure import trace
 from workbench.measure.statistics import is_stable, quantile
 from workbench.measure.timing import measure, pools_needed
@@ -26,7 +27,6 @@ from workbench.tree.synthetic import geometric
 
 NAME = "eager_vs_graph"
 MODES = ("eager", "split_graph", "step_graph")
-SKIPPED_STEPS = 3  # warm-up steps of every round
 TRACED_STEPS = 3
 
 
@@ -185,6 +185,7 @@ class StepBench:
         b = decoder.runner.make_buffers(bucket)
         need = self.case.bs * (self.case.context + decoder.width)
         slots = decoder.allocator.alloc(need)
+        assert slots is not None
         decoder.allocator.free(slots)
         slots = slots.to(decoder.device)
         prefix = slots[: self.case.bs * self.case.context].view(self.case.bs, -1)
@@ -286,93 +287,8 @@ def make_allocator(size: int, layout: str, seed: int) -> Any:
     return allocator
 
 
-def summarise_trace(traced: trace.Trace) -> dict[str, Any]:
-    """Means over the traced steps but the first three; idle share over the stretch from first to last."""
-    records = trace.steps(traced)[SKIPPED_STEPS:]
-    if not records:
-        return {}
-    n = len(records)
-    found: dict[str, Any] = {
-        "launches_per_step": sum(r.eager_launches for r in records) / n,
-        "graph_launches_per_step": sum(r.graph_launches for r in records) / n,
-        "kernels_per_step": sum(r.kernels_in_graphs + r.kernels_eager for r in records) / n,
-        "kernels_in_graphs_per_step": sum(r.kernels_in_graphs for r in records) / n,
-        "traced_steps": n,
-    }
-    return found | (_idle(traced) if traced.on_device else {})
-
-
-def _idle(traced: trace.Trace) -> dict[str, Any]:
-    """Device time between the first and last kernel of the later steps: busy, gaps, node distances."""
-    begin_us = traced.steps[SKIPPED_STEPS].end_us
-    busy = trace.union(
-        span
-        for span in [*traced.kernels, *traced.copies]
-        if begin_us <= span.start_us <= traced.steps[-1].end_us
-    )
-    if not busy:
-        return {}
-    window = busy[-1][1] - busy[0][0]
-    idle = trace.gaps(busy, busy[0][0], busy[-1][1])
-    node_us = window - trace.length(busy) - idle
-    return {
-        "idle_share": idle / window,
-        "node_gap_share": node_us / window,
-        "busy_share": trace.length(busy) / window,
-    }
-
-
 def release_memory() -> None:
     """Give pools and graphs back before the next case builds its own."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def bench_cases(
-    cases: Iterable[tuple[StepCase, Sequence[Sequence[int]]]],
-    models: tuple[Any, Any],
-    target: HardwareTarget,
-    step: Callable[[str], None],
-    **options: Any,
-) -> list[Row]:
-    """Rows of all cases, one after the other."""
-    rows: list[Row] = []
-    for case, prompts in cases:
-        rows += StepBench(case, target, models, prompts, **options).run(step)
-    return rows
-
-
-def bench_capture(
-    case: StepCase, models: tuple[Any, Any], target: HardwareTarget, batch_sizes: Sequence[int]
-) -> list[Row]:
-    """One row per bucket: capture seconds and reserved bytes, all buckets in one pool, largest first."""
-    width_slots = max(batch_sizes) * (case.budget + 1) + 1
-    decoder = SpeculativeDecoder(
-        *models, mode="step_graph", shape=case.shape, budget=case.budget,
-        max_batch=max(batch_sizes), batch_sizes=batch_sizes, max_context=case.context,
-        pool_tokens=width_slots,
-    )  # fmt: skip
-    decoder.use_sampling(0.0)
-    decoder.capture()
-    error, report = decoder.runner.capture_error, decoder.runner.capture_report()
-    total_s = sum(entry["capture_s"] for entry in report)
-    common: dict[str, Any] = {
-        "experiment": NAME, "variant": "capture", "target": target.name, "origin": Origin.MEASURED,
-    }  # fmt: skip
-    if error is not None:
-        return [
-            Row(case_id=f"{case.model}-capture", status=RowStatus.RUNTIME_ERROR, reason=str(error), **common)
-        ]
-    return [
-        Row(
-            case_id=f"{case.model}-capture-bs{entry['bs']}", status=RowStatus.PASSED,
-            axes={"model": case.model, "ctx": case.context, "bs": entry["bs"], "width": entry["width"]},
-            metrics={
-                "capture_s": entry["capture_s"], "reserved_bytes": entry["reserved_bytes"],
-                "nodes": entry["nodes"], "total_capture_s": total_s,
-            },
-            **common,
-        )
-        for entry in report
-    ]  # fmt: skip

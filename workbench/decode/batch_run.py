@@ -1,0 +1,242 @@
+"""One call of generate: admission, prefill, steps launched ahead, results read behind, books kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench.decode.acceptance import AcceptanceStats
+from workbench.decode.launcher import LaunchedStep, Launcher
+from workbench.decode.log import DecodeLog
+from workbench.decode.result import DecodeResult, ReplaySummary
+from workbench.decode.scheduler import Request, Scheduler
+from workbench.decode.step import SEGMENT_STAGES
+from workbench.measure.ledger import Ledger
+from workbench.tree.sampling import draw_tokens
+
+if TYPE_CHECKING:
+    from workbench.decode.loop import SpeculativeDecoder
+
+OnTokens = Callable[[int, list[int]], None]  # (prompt index, new tokens)
+
+
+class BatchRun:
+    """One call of generate."""
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        scheduler: Scheduler,
+        temperature: float,
+        log: DecodeLog,
+        on_tokens: OnTokens | None = None,
+        max_steps: int | None = None,
+    ) -> None:
+        self.d, self.scheduler, self.temperature = decoder, scheduler, temperature
+        self.log, self.on_tokens = log, on_tokens
+        self.requests = list(scheduler.waiting)
+        self.launcher = Launcher(decoder)
+        self.ledger = Ledger(SEGMENT_STAGES)
+        self.acceptance = AcceptanceStats(decoder.max_accept - 1)
+        self.in_flight: list[LaunchedStep] = []
+        self.max_steps = max_steps
+        self.prefill_s = 0.0
+        self.discarded = 0
+
+    def finish(self) -> DecodeResult:
+        """Run until every request is done."""
+        start = time.perf_counter()
+        try:
+            while self.scheduler.waiting or self.scheduler.running or self.in_flight:
+                self._advance()
+                if self.max_steps is not None and len(self.launcher.claims) >= self.max_steps:
+                    self._cut_off()
+        except BaseException:
+            self._abandon()
+            raise
+        return self._result(time.perf_counter() - start)
+
+    def _advance(self) -> None:
+        """Launch the next step, then read the one before it."""
+        self._admit()
+        behind = self.in_flight[:]
+        launched = self._launch()
+        for step in behind:
+            if step in self.in_flight:
+                self._read(step)
+        if launched and self.d.options.lag == 0:
+            self._read(launched)
+
+    def _cut_off(self) -> None:
+        """End every request where it stands, after reading what is in flight."""
+        for step in self.in_flight[:]:
+            self._read(step)
+        for request in self.scheduler.running[:]:
+            self.scheduler.finish(request)
+        self.scheduler.waiting.clear()
+
+    def _admit(self) -> None:
+        admitted = tokens = 0
+        start = time.perf_counter()
+        while (request := self.scheduler.admissible()) is not None:
+            tokens += len(request.context())
+            admitted += 1
+            self._prefill(request)
+        if admitted:
+            self.prefill_s += time.perf_counter() - start
+            s = self.scheduler
+            self.log.add_prefill(admitted, tokens, s.held_tokens, len(s.running), len(s.waiting))
+
+    def _prefill(self, request: Request) -> None:
+        """Write the context of a new or retracted request; a new one gets its first token here."""
+        d, context = self.d, request.context()
+        slots = self.scheduler.admit(request).to(d.device)
+        with torch.no_grad():
+            if d.options.random_kv:
+                for pool in (d.pool, d.draft_pool):
+                    fill_with_noise(pool, slots, d.generator)
+                first = context[-1]
+            else:
+                first = self._run_prefill(context, slots)
+            if not request.tokens:
+                self._emit(request, [first])
+        if request.is_done:
+            self.scheduler.finish(request)
+            return
+        d.table.set_row(request.row, slots, request.tokens[-1], request.remaining, self.temperature)
+
+    def _run_prefill(self, context: list[int], slots: torch.Tensor) -> int:
+        """The models' own prefill; returns the token behind the context."""
+        d = self.d
+        output = d.target.prefill(torch.tensor(context, device=d.device), d.pool, slots)
+        if d.drafter is not None:
+            positions = torch.arange(len(context), device=d.device)
+            d.drafter.write_context(output.taps, positions, slots, d.draft_pool)
+        return self._first_token(output.logits)
+
+    def _first_token(self, logits: torch.Tensor) -> int:
+        s = self.d.step.settings
+        if not s.sampled:
+            return int(logits[0].argmax())
+        noise = torch.rand(1, generator=self.d.generator, device=self.d.device)
+        return int(draw_tokens(logits[:1], noise, temperature=self.temperature, top_k=s.top_k, top_p=s.top_p))
+
+    def _launch(self) -> LaunchedStep | None:
+        requests = self.scheduler.due()
+        if not requests:
+            return None
+        slots = self.scheduler.reserve(len(requests))
+        if slots is None:
+            self._make_room()
+            return None
+        try:
+            step = self.launcher.launch(requests, slots)
+        except BaseException:
+            self.scheduler.free(slots.reshape(-1))
+            raise
+        self.in_flight.append(step)
+        return step
+
+    def _make_room(self) -> None:
+        """The pool is exhausted: read what is in flight, which frees slots; else retract the youngest."""
+        if self.in_flight:
+            for step in self.in_flight[:]:
+                self._read(step)
+        elif len(self.scheduler.running) > 1:
+            self.scheduler.retract_youngest()
+        else:
+            raise RuntimeError("one request does not fit the pool although it was checked: slots have leaked")
+
+    def _read(self, step: LaunchedStep) -> None:
+        """Take over the results of one step: tokens, slots, statistics, log."""
+        start = time.perf_counter()
+        result = step.pending.wait()
+        waited = time.perf_counter()
+        self.in_flight.remove(step)
+        accept_lengths = []
+        for row, request in enumerate(step.requests):
+            request.in_flight -= 1
+            if request.is_done:
+                self.scheduler.free(step.slots[row])
+                self.discarded += 1
+                continue
+            accept_lengths.append(self._take(request, step, row, result))
+        self._record(step, accept_lengths, (waited - start) * 1e6, (time.perf_counter() - waited) * 1e6)
+
+    def _take(self, request: Request, step: LaunchedStep, row: int, result: Any) -> int:
+        length = int(result.accept_length[row])
+        self.scheduler.commit(request, step.slots[row], result.node_index[row, :length])
+        self.acceptance.add(length, int(result.depth[row]))
+        tokens = self.d.hooks.accept_tokens(request.index, result.tokens[row, :length].tolist())
+        counted = self._emit(request, tokens)
+        request.accept_lengths.append(counted)
+        if request.is_done:
+            self.scheduler.finish(request)
+        return counted
+
+    def _emit(self, request: Request, tokens: list[int]) -> int:
+        counted = request.take(tokens)
+        if self.on_tokens:
+            self.on_tokens(request.index, tokens[:counted])
+        return counted
+
+    def _record(self, step: LaunchedStep, accept_lengths: list[int], wait_us: float, host_us: float) -> None:
+        claim, s = step.claim, self.scheduler
+        if accept_lengths:
+            self.log.add_step(accept_lengths, s.held_tokens, len(s.waiting), claim.replayed)
+        self.ledger.add(
+            step.reading,
+            step=step.index,
+            bs=len(step.requests),
+            replayed=bool(claim.replayed),
+            host_us=step.launch_us + host_us,
+            wait_us=wait_us,
+            tokens=sum(accept_lengths),
+        )
+
+    def live_slots(self) -> set[int]:
+        """Every slot that a request or a step in flight holds; equals what the allocator has handed out."""
+        held = {slot for r in self.scheduler.running for slot in r.slots}
+        return held | {int(slot) for step in self.in_flight for slot in step.slots.flat}
+
+    def _abandon(self) -> None:
+        """After an error: give every slot back, so that the decoder stays usable."""
+        for step in self.in_flight:
+            self.scheduler.free(step.slots.reshape(-1))
+        for request in self.scheduler.running[:]:
+            self.scheduler.finish(request)
+        self.in_flight.clear()
+
+    def _result(self, seconds: float) -> DecodeResult:
+        runner = self.d.runner
+        return DecodeResult(
+            tokens=[r.tokens for r in self.requests],
+            accept_lengths=[r.accept_lengths for r in self.requests],
+            ledger=self.ledger,
+            replay=ReplaySummary(
+                self.d.options.mode,
+                runner.backend.name if runner.backend else None,
+                self.launcher.claims,
+                runner.capture_report(),
+                str(runner.capture_error) if runner.capture_error else None,
+            ),
+            log_lines=self.log.lines,
+            acceptance=self.acceptance,
+            seconds=seconds,
+            prefill_s=self.prefill_s,
+            retractions=self.scheduler.retracted,
+            discarded=self.discarded,
+            shadow=self.launcher.shadow,
+        )
+
+
+def fill_with_noise(pool: Any, slots: torch.Tensor, generator: torch.Generator) -> None:
+    """Normal(0, 0.5) rows at `slots` in every layer; layer by layer, so that no second pool is needed."""
+    if pool is None:
+        return
+    for layer in range(pool.layers):
+        rows = torch.randn(len(slots), pool.width, generator=generator, device=slots.device)
+        pool.layer(layer)[slots] = (rows * 0.5).to(pool.dtype)
