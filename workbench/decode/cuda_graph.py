@@ -1,6 +1,6 @@
 """Graphs on a GPU: torch.cuda.CUDAGraph with one shared pool, and a named reason when a capture breaks."""
 
-import gc
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,9 +63,9 @@ class CudaBackend:
     ) -> CudaGraph:
         """Record `step` without running it."""
         torch.cuda.synchronize()
-        gc.collect()
         before = torch.cuda.memory_reserved()
-        graph, watch = torch.cuda.CUDAGraph(), _Watch()
+        graph, watch, pool = torch.cuda.CUDAGraph(), _Watch(), pool or self.new_pool()
+        stream = torch.cuda.current_stream()
         for generator in generators:
             graph.register_generator_state(generator)
         try:
@@ -77,17 +77,21 @@ class CudaBackend:
             ):
                 step()
         except CaptureError:
-            self._recover()
+            self._recover(stream, pool)
             raise
         except Exception as error:
-            self._recover()
+            self._recover(stream, pool)
             root = error.__context__ or error  # leaving a broken capture raises a second error over the first
             why = str(root).strip().splitlines()[0] if str(root).strip() else type(root).__name__
             raise CaptureError(f"the operation after {watch.last}", "the step", why) from error
         self._reserved_bytes += max(0, torch.cuda.memory_reserved() - before)
         return CudaGraph(graph)
 
-    def _recover(self) -> None:
+    def _recover(self, stream: torch.cuda.Stream, pool: Any) -> None:
+        """Leave the capture stream and the pool: torch stays in both when ending a capture fails."""
+        torch.cuda.set_stream(stream)
+        with contextlib.suppress(RuntimeError):  # says so when the pool has been left already
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch.cuda.synchronize()
 
     def reserved_bytes(self) -> int:

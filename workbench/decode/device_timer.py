@@ -6,7 +6,7 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["index"])
 def _stamp_kernel(stamps, index):
     tl.store(stamps + index, globaltimer())
 

@@ -17,17 +17,18 @@ import torch
 from workbench.decode.loop import SpeculativeDecoder
 from workbench.decode.result import DecodeResult
 from workbench.experiments.step_trace import SKIPPED_STEPS, summarise_trace
-from workbench.measure import trace
+from workbench.measure import gpu_state, trace
 from workbench.measure.statistics import is_stable, quantile
 from workbench.measure.timing import measure, pools_needed
-from workbench.rows import Origin, Row, RowStatus, Timing
+from workbench.rows import GpuState, Origin, Row, RowStatus, Timing
 from workbench.shapes import DTYPE_BYTES
 from workbench.targets import HardwareTarget
 from workbench.tree.synthetic import geometric
 
 NAME = "eager_vs_graph"
 MODES = ("eager", "split_graph", "step_graph")
-TRACED_STEPS = 3
+WATCHED_STEPS = 40  # of a utilisation window
+TRACED_STEPS = {"cpu": 3, "cuda": 8}
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class StepBench:
     results: dict[str, DecodeResult] = field(default_factory=dict)
     shadows: dict[str, list[Any]] = field(default_factory=dict)
     traced: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gpu: dict[str, GpuState | None] = field(default_factory=dict)
 
     def run(self, step: Callable[[str], None]) -> list[Row]:
         """One row per mode; a failing mode becomes a row with its reason."""
@@ -93,13 +95,14 @@ class StepBench:
         for mode in self.decoders:
             step(f"ctx {self.case.context} {mode}: trace")
             self.traced[mode] = self._trace(mode)
+            self.gpu[mode] = self._watch_gpu(mode)
             rows.append(self._row(mode, attention_us))
         self.decoders.clear()
         release_memory()
         return rows
 
     def _make(self, mode: Any) -> SpeculativeDecoder:
-        case, limit = self.case, self._limit(self.steps)
+        case, limit = self.case, self._limit(max(self.steps, WATCHED_STEPS))
         law = None
         if case.accept_length is not None and case.shape != "none":
             law = geometric(case.accept_length, min(self.models[1].config.block_size - 1, case.budget))
@@ -148,11 +151,26 @@ class StepBench:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             with profile(activities=activities) as profiler:
-                self._decode(mode, TRACED_STEPS)
+                self._decode(mode, TRACED_STEPS[self.target.backend])
                 if self.target.backend == "cuda":
                     torch.cuda.synchronize()
             profiler.export_chrome_trace(str(path))
             return summarise_trace(trace.load(path))
+
+    def _watch_gpu(self, mode: str) -> GpuState | None:
+        """Clocks and utilisation over further steps, not the timed ones; filling the pool is in it."""
+        if self.target.backend == "cpu":
+            return None
+
+        def work() -> None:
+            self._decode(mode, WATCHED_STEPS)
+            torch.cuda.synchronize()
+
+        with gpu_state.GpuSampler() as sampler:
+            utilisation, reason = gpu_state.read_utilisation(work)
+        if reason:
+            self.traced[mode]["utilisation_reason"] = reason
+        return sampler.state(utilisation)
 
     def _attention_us(self) -> float:
         """The target's verify attention alone, all layers, as a step calls it: microseconds per step."""
@@ -214,7 +232,7 @@ class StepBench:
         return Row(
             case_id=self.case.case_id(mode), experiment=NAME, variant=mode, target=self.target.name,
             origin=Origin.MEASURED, status=status, reason=reason, axes=self.case.axes | {"mode": mode},
-            errors=self._errors(mode), timing=timing,
+            errors=self._errors(mode), timing=timing, gpu=self.gpu[mode],
             metrics=self._metrics(mode, result, attention_us, timing),
             repro=(
                 f"workbench bench step --target {self.target.name} --preset {self.case.model} "

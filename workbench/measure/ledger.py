@@ -120,6 +120,8 @@ class CudaClock:
         self._events = [self._make_events(2 * segments + 2) for _ in range(self.RING)]
         self._used: list[set[int]] = [set() for _ in range(self.RING)]
         self._slot = 0
+        for index in range(2 * segments):  # compile the stamp now: a capture may not load modules
+            stamp(self.stamps_ns, index)
 
     def _make_events(self, n: int) -> list[Any]:
         return [self._torch.cuda.Event(enable_timing=True) for _ in range(n)]
