@@ -6,7 +6,10 @@ from workbench.shapes import DTYPE_BYTES, VerifyShape
 from workbench.targets import HardwareTarget
 
 INVARIANT_NSPLIT = 64  # batch_invariant: a request is cut the same way whatever else is in the batch
-MIN_BLOCKS_PER_SPLIT = 1
+MAX_AUTO_NSPLIT = 256
+# Starting values of the cost model, to be fitted to sweeps (notebook 20): what a program spends around its
+# blocks, the share of the tensor peak its loop reaches, the rate at which partials are written and read back.
+PROGRAM_US, TENSOR_SHARE, L2_GBPS = 4.0, 0.5, 4000.0
 
 
 @dataclass(frozen=True)
@@ -18,18 +21,13 @@ class Tile:
     num_warps: int
     num_stages: int
 
-    def smem_bytes(self, width: int, dtype_bytes: int) -> int:
-        """Q tile, KV tiles and weights tile: what Triton allocates for the main loop, or a little more."""
-        q_bytes = self.block_m * width * dtype_bytes
-        kv_bytes = self.num_stages * self.block_n * width * dtype_bytes
-        return q_bytes + kv_bytes + self.block_m * self.block_n * dtype_bytes
 
-
-# Two-byte dtypes, by (shared memory per block, row classes). wgmma (sm_90) takes 64 rows; mma.sync takes 16.
+# Two-byte dtypes, up to 16 rows and above. Chosen by what compiles without spills in the loop and fits shared
+# memory (tests/attention/test_triton_compile.py): wgmma (sm_90) takes 64 rows, mma.sync 16.
 _HOPPER = {16: Tile(16, 64, 8, 3), 64: Tile(64, 64, 8, 2)}
 _BLACKWELL_SM100 = {16: Tile(16, 64, 8, 3), 64: Tile(64, 64, 8, 2)}
-_SMALL_SMEM = {16: Tile(16, 32, 4, 2), 64: Tile(32, 16, 8, 3)}  # 101,376 B (sm_86, sm_89, sm_120)
-_AMPERE = {16: Tile(16, 32, 4, 3), 64: Tile(64, 32, 8, 2)}  # 163 KB (sm_80)
+_SMALL_SMEM = {16: Tile(16, 32, 8, 3), 64: Tile(32, 16, 8, 4)}  # 101,376 B (sm_86, sm_89, sm_120)
+_AMPERE = {16: Tile(16, 32, 8, 4), 64: Tile(32, 32, 8, 3)}  # 163 KB (sm_80)
 _FP32 = {16: Tile(16, 16, 4, 1), 64: Tile(16, 16, 4, 1)}  # no tensor cores in IEEE fp32: small and correct
 _INTERPRETED = {16: Tile(16, 32, 1, 1), 64: Tile(64, 32, 1, 1)}  # time goes by programs, not by rows
 
@@ -55,10 +53,30 @@ def _tiles_of(shape: VerifyShape, target: HardwareTarget) -> dict[int, Tile]:
 def choose(
     shape: VerifyShape, target: HardwareTarget, block_m: int, block_n: int, batch_invariant: bool
 ) -> int:
-    """Splits that fill the SMs once: row tiles x splits x requests close to, and not above, the SM count."""
+    """The split count with the least modelled time; ties go to fewer splits. See `modelled_us`."""
     if batch_invariant:
         return INVARIANT_NSPLIT
-    blocks = -(-shape.max_kv_len // block_n)
+    if target.backend == "cpu":
+        return max(1, min(4, -(-shape.max_kv_len // block_n)))
+    blocks = max(1, -(-shape.max_kv_len // block_n))
+    candidates = range(1, min(blocks, MAX_AUTO_NSPLIT) + 1)
+    return min(candidates, key=lambda nsplit: (modelled_us(shape, target, block_m, block_n, nsplit), nsplit))
+
+
+def modelled_us(shape: VerifyShape, target: HardwareTarget, block_m: int, block_n: int, nsplit: int) -> float:
+    """Waves of one program per SM, each a fixed cost and its blocks, then the reduction of all partials.
+
+    A block costs the slower of its flops at TENSOR_SHARE of an SM's peak and its bytes at an SM's share of
+    DRAM bandwidth, where row tiles of the same request find each other's rows in L2.
+    """
     row_tiles = max(1, -(-shape.rows // block_m))
-    slots = max(target.sm_count, 4)
-    return max(1, min(slots // (row_tiles * shape.bs), blocks // MIN_BLOCKS_PER_SPLIT, 256))
+    blocks = max(1, -(-shape.max_kv_len // block_n))
+    chunk = -(-blocks // nsplit)
+    active = -(-blocks // chunk)  # splits that have columns at all
+    flops = 2 * block_m * block_n * (shape.width + shape.latent)
+    row_bytes = shape.width * DTYPE_BYTES[shape.dtype]
+    compute_us = flops / (TENSOR_SHARE * target.tensor_tflops * 1e6 / target.sm_count)
+    memory_us = block_n * row_bytes / row_tiles / (target.dram_gbps * 1e3 / target.sm_count)
+    waves = -(-row_tiles * shape.bs * active // target.sm_count)
+    partial_bytes = 2 * shape.bs * shape.rows * active * shape.latent * DTYPE_BYTES[shape.dtype]
+    return waves * (PROGRAM_US + chunk * max(compute_us, memory_us)) + partial_bytes / (L2_GBPS * 1e3)

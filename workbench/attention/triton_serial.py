@@ -169,3 +169,6 @@ def launch(plan: VerifyPlan, call: VerifyCall) -> None:
         call.out, call.lse, call.qo_indptr, call.bs, shape.heads, LATENT=shape.latent,
         LATENT_P2=padded_width(shape.latent), HEADS_P2=triton.next_power_of_2(shape.heads),
     )  # fmt: skip
+
+
+KERNELS = (_serial_kernel,)

@@ -282,3 +282,6 @@ def _launch_reduce(plan: VerifyPlan, call: VerifyCall) -> None:
 def padded_width(width: int) -> int:
     """Columns of a tile that holds `width`; tl.dot takes 16 at least."""
     return max(16, triton.next_power_of_2(width))
+
+
+KERNELS = (_split_kernel, _reduce_kernel)

@@ -1,7 +1,8 @@
 """The one table of verify-attention variants: name -> launcher module, where it runs, what it takes.
 
-A launcher is a module with these functions (see `triton_split` for a complete one). It is imported only when
-its variant is asked for, imports without its optional package, and names whatever it lacks in `supports`:
+A launcher is a module (for a peer, an object in one) with these functions (see `triton_split` for a
+complete one). It is imported only when its variant is asked for, imports without its optional package, and
+names whatever it lacks in `supports`:
 
     # reason why this machine cannot run the bucket, or None
     supports(shape, target) -> str | None
@@ -20,8 +21,7 @@ contents. `call` holds checked tensors (`workbench.attention.plan.VerifyCall`).
 
 import importlib
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from workbench import targets
 from workbench.shapes import VerifyShape
@@ -48,11 +48,14 @@ class Variant:
     mask_layouts: tuple[str, ...] = MASK_LAYOUTS
     splits: bool = True  # divides the KV rows of a request over `nsplit` workers
     capturable: bool = True
+    gives_lse: bool = True  # False: lse comes back as NaN
     tunables: tuple[str, ...] = ()
 
-    def load(self) -> ModuleType:
-        """The launcher module. Raises ImportError when this version lacks it."""
-        return importlib.import_module(self.module)
+    def load(self) -> Any:
+        """The launcher; `module` may name an object in a module as package.module:object."""
+        module, _, name = self.module.partition(":")
+        loaded = importlib.import_module(module)
+        return getattr(loaded, name) if name else loaded
 
     def supports(self, shape: VerifyShape, target: HardwareTarget | None = None) -> str | None:
         """None when `shape` runs on `target` (default: this machine), else the reason why not."""
@@ -81,6 +84,9 @@ def _arch_range(variant: Variant) -> str:
 
 _TRITON_TUNABLES = ("block_m", "block_n", "num_warps", "num_stages")
 
+_PEER: dict[str, Any] = {
+    "devices": frozenset({"cuda"}), "dtypes": HALVES, "widths": (512, 64), "splits": False,
+}  # fmt: skip
 _TABLE = (
     Variant("reference", "torch", "workbench.attention.reference", "fp64 torch, the oracle",
             dtypes=FLOATS | {"fp64"}, splits=False, capturable=False),
@@ -95,6 +101,16 @@ _TABLE = (
     Variant("cuda_flash", "cuda", "workbench.attention.cuda_flash", "portable mma.sync kernel",
             min_arch=(8, 0), devices=frozenset({"cuda"}), dtypes=HALVES, widths=(512, 64),
             tunables=("block_m", "block_n", "num_stages", "min_blocks", "partial_dtype", "merge")),
+    Variant("flashinfer_fa2", "peer", "workbench.attention.peers:flashinfer_fa2", "FlashInfer fa2, causal",
+            min_arch=(8, 0), mask_layouts=("causal",), **_PEER),
+    Variant("flashinfer_fa3", "peer", "workbench.attention.peers:flashinfer_fa3", "FlashInfer fa3, causal",
+            min_arch=(9, 0), max_arch=(9, 0), mask_layouts=("causal",), **_PEER),
+    Variant("flashmla", "peer", "workbench.attention.peers:flashmla", "FlashMLA dense, page 64, causal",
+            min_arch=(9, 0), max_arch=(9, 0), mask_layouts=("causal",), **_PEER),
+    Variant("sglang_extend", "peer", "workbench.attention.peers:sglang_extend", "SGLang extend, Triton",
+            min_arch=(8, 0), gives_lse=False, **_PEER),
+    Variant("torch_flex", "peer", "workbench.attention.peers:torch_flex", "FlexAttention over gathered rows",
+            splits=False),
 )  # fmt: skip
 AUTO_ORDER = {"cpu": ("torch_split",), "cuda": ("cuda_flash", "triton_split")}
 
