@@ -24,15 +24,10 @@ def source(cell: dict) -> str:
     return "".join(cell["source"])
 
 
-@BY_NAME
-def test_stripped(path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nbstripout", "--verify", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"run `nbstripout notebooks/{path.name}`: {done.stdout}"
+def test_stripped() -> None:
+    command = [sys.executable, "-m", "nbstripout", "--verify", *map(str, NOTEBOOKS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"run `nbstripout notebooks/*.ipynb`: {done.stdout}"
 
 
 @BY_NAME
