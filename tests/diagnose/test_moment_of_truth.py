@@ -1,0 +1,67 @@
+"""Notebook 60's experiment: before, hypotheses, cause, after, from rows only."""
+
+from pathlib import Path
+
+import pytest
+
+from workbench.experiments import moment_of_truth
+from workbench.report.figures import moment_of_truth as figures
+from workbench.report.figures import theme
+from workbench.rows import Origin, RowStatus
+
+SAMPLE = Path(__file__).resolve().parents[2] / "data" / "samples" / "04-sglang-eager-until-batch-drains.log"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    params = moment_of_truth.Params(lines=6, every_fault=False, inputs=str(SAMPLE))
+    return moment_of_truth.run(params, step=lambda name: None)
+
+
+def test_the_fix_restores_replay(rows):
+    [before], [after] = moment_of_truth.select(rows, "before"), moment_of_truth.select(rows, "after")
+    assert before.metrics["replay_share"] < 0.5 and after.metrics["replay_share"] == 1.0
+    assert before.metrics["log_lines"] == 6 and before.metrics["log_false"] >= 4
+    assert before.metrics["concluded"] == "verify_width_mismatch"
+    assert before.timing.mode == "host" and before.timing.n >= 8
+
+
+def test_hypotheses_are_derived_and_carry_no_timing(rows):
+    stated = moment_of_truth.select(rows, "hypothesis")
+    assert {row.variant for row in stated} >= {"tree build", "mask", "scattered KV", "launches"}
+    assert all(row.origin is Origin.DERIVED and row.timing is None for row in stated)
+    assert all(row.metrics["explains_us"] >= 0 for row in stated)
+
+
+def test_findings_hold_the_rows_numbers_and_the_users_verdict(rows):
+    told = " ".join(moment_of_truth.findings(rows))
+    [before] = moment_of_truth.select(rows, "before")
+    assert f"{before.metrics['log_false']} of 6 decode log lines say False" in told
+    assert "1 of 1 injected faults are named" in told
+    assert "Your files: mixed, replayed 6 / eager 3 / unknown 1" in told
+
+
+def test_a_wrong_verdict_is_an_incorrect_row_and_said_so(rows):
+    [verdict] = moment_of_truth.select(rows, "verdict")
+    wrong = verdict.model_copy(update={"status": RowStatus.INCORRECT, "reason": "injected a, concluded b"})
+    told = moment_of_truth.findings([wrong])
+    assert "0 of 1 injected faults are named without being told." in told
+    assert "Wrong verdict for tree_cut: injected a, concluded b." in told
+
+
+def test_figures_state_their_finding(rows):
+    for make in (figures.main_figure, figures.hypotheses_figure, figures.verdicts_figure):
+        theme.require_words(make(rows))
+
+
+def test_an_unknown_fault_ends_before_anything_is_loaded():
+    with pytest.raises(ValueError, match="fault 'gremlin'"):
+        moment_of_truth.run(moment_of_truth.Params(fault="gremlin"))
+
+
+@pytest.mark.slow
+def test_every_verdict_of_the_default_run_is_right():
+    rows = moment_of_truth.run(moment_of_truth.Params(lines=4), step=lambda name: None)
+    verdicts = moment_of_truth.select(rows, "verdict")
+    assert len(verdicts) >= 25
+    assert [row.reason for row in verdicts if row.status is not RowStatus.PASSED] == []
