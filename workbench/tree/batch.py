@@ -18,7 +18,7 @@ from workbench.tree.ddtree import (
     link_children,
     rank_tokens,
 )
-from workbench.tree.ddtree_torch import build_chain_torch, build_ddtree_torch
+from workbench.tree.ddtree_torch import TRITON_MAX_BUDGET, build_chain_torch, build_ddtree_torch
 
 Method = Literal["auto", "heap", "torch", "triton"]
 
@@ -37,12 +37,14 @@ def build_ddtree_batch(
 
     `root_tokens` [bs] int64 (None leaves column 0 of `out.token_ids`), `max_tokens` [bs] int32: tokens each
     request may still produce, `min_log_prob`: floor of a path's log-probability. `method`: "heap" (one
-    custom op on CPU), "triton", "torch" (any device); "auto" is the heap on CPU and Triton on CUDA. A NaN
+    custom op on CPU), "triton", "torch" (any device); "auto" is the heap on CPU, Triton on CUDA. A NaN
     or +inf logit raises ValueError in the heap; elsewhere the tree ends above that slot and `out.check()`
     names it.
     """
     _check_batch(logits, out, budget + 1)
     chosen = _resolve(method, logits, ("heap", "torch", "triton"))
+    if method == "auto" and chosen == "triton" and budget > TRITON_MAX_BUDGET:
+        chosen = "torch"
     if chosen == "heap":
         outputs = out.tensors()
         torch.ops.workbench.build_ddtree(logits, budget, root_tokens, max_tokens, min_log_prob, outputs)

@@ -21,13 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from workbench.tree.buffers import TreeBuffers
-from workbench.tree.ddtree_torch import pair_table
+from workbench.tree.ddtree_torch import TRITON_MAX_BUDGET, pair_table
 
-GROUP = 64  # tokens whose maximum is kept
 GROUPS_PER_PROGRAM = 128
 LINK_ROWS = 16
-RANK_WARPS = 16
-SELECT_WARPS = 4
 
 
 @triton.jit
@@ -47,6 +44,22 @@ def _unpack_value(key):
 @triton.jit
 def _unpack_index(key):
     return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def _pack_narrow(value, index, dtype: tl.constexpr):
+    """int32 key of a value that a 16-bit type holds exactly and an index below 65,536: half the work of a
+    sort."""
+    bits = tl.where(value == 0.0, 0.0, value).to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
+    ordered = bits ^ ((bits >> 15) & 0x7FFF)
+    return (ordered << 16) | (0xFFFF - index)
+
+
+@triton.jit
+def _unpack_narrow_value(key, dtype: tl.constexpr):
+    ordered = key >> 16
+    bits = ordered ^ ((ordered >> 15) & 0x7FFF)
+    return bits.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -76,6 +89,7 @@ def _rank_kernel(
     logits, group_max, partial, log_probs, tokens, row_bad,
     vocab, groups, chunks, stride_b, stride_l, slots, k,
     G: tl.constexpr, GROUPS: tl.constexpr, KG: tl.constexpr, K: tl.constexpr, CHUNKS: tl.constexpr,
+    NARROW: tl.constexpr,
 ):  # fmt: skip
     """log_probs, tokens [rows, K] sorted; entries at and behind k are -inf."""
     row = tl.program_id(0)
@@ -90,19 +104,30 @@ def _rank_kernel(
 
     group = tl.arange(0, GROUPS)
     top = tl.load(group_max + row * groups + group, mask=group < groups, other=float("-inf"))
-    best_groups = _unpack_index(tl.topk(_pack(top, group), KG))  # [KG]
-    token = best_groups[:, None] * G + tl.arange(0, G)[None, :]
+    dtype: tl.constexpr = logits.dtype.element_ty
+    if NARROW:  # a token is named by its place in the tile, so groups go back into order
+        best = tl.sort(0xFFFF - (tl.topk(_pack_narrow(top, group, dtype), KG) & 0xFFFF))  # [KG]
+    else:
+        best = _unpack_index(tl.topk(_pack(top, group), KG))
+    token = best[:, None] * G + tl.arange(0, G)[None, :]  # [KG, G]
     base = logits + (row // slots).to(tl.int64) * stride_b + (row % slots).to(tl.int64) * stride_l
     x = tl.load(base + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    keys = tl.topk(tl.reshape(_pack(x, token), KG * G), K)  # [K]
-
+    if NARROW:
+        place = tl.arange(0, KG * G)
+        keys = tl.topk(_pack_narrow(tl.reshape(x, KG * G), place, dtype), K)  # [K]
+        place = 0xFFFF - (keys & 0xFFFF)
+        value = _unpack_narrow_value(keys, dtype)
+        winner = tl.gather(best, place // G, 0) * G + place % G
+    else:
+        keys = tl.topk(tl.reshape(_pack(x, token), KG * G), K)
+        value = _unpack_value(keys)
+        winner = _unpack_index(keys)
     rank = tl.arange(0, K)
-    value = _unpack_value(keys)
     lse = tl.zeros([K], tl.float32) + lse
     bad = (lse != lse) | (lse == float("inf"))
     dead = bad | (value == float("-inf")) | (rank >= k)
     tl.store(log_probs + row * K + rank, tl.where(dead, float("-inf"), value - tl.where(dead, 0.0, lse)))
-    tl.store(tokens + row * K + rank, tl.where(dead, 0, _unpack_index(keys)))
+    tl.store(tokens + row * K + rank, tl.where(dead, 0, winner))
     tl.store(row_bad + row, tl.max(bad.to(tl.int32), 0))
 
 
@@ -214,6 +239,11 @@ def _power(n: int) -> int:
     return max(2, triton.next_power_of_2(n))
 
 
+def pick_group(k: int) -> int:
+    """Tokens per group: about as many maxima as tokens to sort, at vocabularies above 100,000."""
+    return 64 if k <= 64 else 32 if k <= 256 else 16
+
+
 @dataclass(frozen=True)
 class Scratch:
     """Sizes that follow from the shapes alone, and what one kernel leaves for the next."""
@@ -256,12 +286,16 @@ def build_ddtree_triton(
     root_tokens: Tensor | None,
     max_tokens: Tensor | None,
     min_log_prob: float | None,
-    group: int = GROUP,
+    group: int | None = None,
 ) -> None:
-    """Fill `out` from draft logits [bs, L, V], budget >= 1, L >= 1.
+    """Fill `out` from draft logits [bs, L, V], 1 <= budget <= TRITON_MAX_BUDGET, L >= 1.
 
     Scratch lives as long as the buffers: the first call of a shape allocates it and must not be a capture.
     """
+    if budget > TRITON_MAX_BUDGET:
+        raise ValueError(
+            f"budget={budget}: the Triton builder takes at most {TRITON_MAX_BUDGET}, use method='torch'"
+        )
     if logits.stride(2) != 1:
         raise ValueError(f"draft logits have vocabulary stride {logits.stride(2)}: pass them with stride 1")
     for launch in plan_kernels(logits, budget, out, root_tokens, max_tokens, min_log_prob, group).values():
@@ -275,10 +309,11 @@ def plan_kernels(
     root_tokens: Tensor | None = None,
     max_tokens: Tensor | None = None,
     min_log_prob: float | None = None,
-    group: int = GROUP,
+    group: int | None = None,
 ) -> dict[str, Callable[[], None]]:
     """The four launches in order, by name; each may be timed alone."""
     bs, slots, vocab = logits.shape
+    group = pick_group(min(budget, vocab)) if group is None else group
     key = (bs, slots, vocab, budget, group)
     if key not in out.workspace:
         out.workspace[key] = Scratch.make(bs * slots, vocab, budget, group, logits.device)
@@ -301,10 +336,12 @@ def _scan(logits: Tensor, s: Scratch) -> None:
 
 def _rank(logits: Tensor, s: Scratch) -> None:
     padded = _power(s.groups)
+    kept = min(s.k_padded, padded)
+    narrow = logits.element_size() == 2 and max(padded, kept * s.group) <= 1 << 16
     _rank_kernel[(len(s.row_bad),)](
         logits, s.group_max, s.partial, s.log_probs, s.tokens, s.row_bad, logits.shape[2], s.groups, s.chunks,
         logits.stride(0), logits.stride(1), logits.shape[1], s.k, G=s.group, GROUPS=padded,
-        KG=min(s.k_padded, padded), K=s.k_padded, CHUNKS=_power(s.chunks), num_warps=RANK_WARPS,
+        KG=kept, K=s.k_padded, CHUNKS=_power(s.chunks), NARROW=narrow, num_warps=8 if narrow else 16,
     )  # fmt: skip
 
 
@@ -324,7 +361,7 @@ def _select(
         len(first), budget, out.width, floor,
         HAS_ROOTS=root_tokens is not None, HAS_LIMITS=max_tokens is not None, SLOTS=slots,
         LEVELS=_power(slots), K=s.k_padded, B=s.level, PAIRS=_power(len(first)), N=_power(out.width),
-        num_warps=SELECT_WARPS,
+        num_warps=4 if s.level <= 64 else 8,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from workbench.tree.buffers import TreeBuffers
 
+TRITON_MAX_BUDGET = 512  # above it the kernels' sorts spill registers and compile for minutes: this form runs
 _LOW = (1 << 32) - 1
 
 
