@@ -137,3 +137,13 @@ def test_batch_before_and_other_target(tmp_path: Path) -> None:
         and "b200 against h200: NOT the same conditions (GPU differs" in found
     )
     theme.require_words(figures.main_figure(rows))
+
+
+def test_baseline_is_the_batch_that_shares_most(tmp_path: Path) -> None:
+    """A later single run must not hide the last full batch."""
+    for name in ("20260101T000000Z_full", "20260103T000000Z_now"):
+        folder = write_side(tmp_path / "h200" / name, {"c": timing(100, 0.02, 1)})
+        store.write_rows([], folder / "20_nsplit_0" / "rows.parquet")
+    write_side(tmp_path / "h200" / "20260102T000000Z_one", {"c": timing(130, 0.02, 2)})
+    rows = compare_runs.run(compare_runs.Params(target="h200", runs_root=str(tmp_path)), step=lambda _: None)
+    assert [row.axes["first"] for row in rows if row.variant == "case"] == ["20260101T000000Z_full"]

@@ -203,7 +203,8 @@ def _execute(
             raise typer.Exit(EXIT_INTERRUPTED) from None
         finally:
             progress.close()
-            _print_runs(batch.runs, batch.manifest, batch.folder / INDEX_FILE)
+            if batch.manifest.ended_utc:
+                _print_runs(batch.runs, batch.manifest, batch.folder / INDEX_FILE)
     if batch.manifest.status.value != "PASSED":
         raise typer.Exit(EXIT_RUN_FAILED)
 

@@ -80,20 +80,25 @@ def _kind_findings(kind: str, rows: list[Row]) -> list[str]:
 
 
 def _newest(folder: Path, before: Path | None = None) -> Path | None:
-    """The newest batch folder with finished rows; earlier than `before` when given."""
+    """The newest batch with finished rows; with `before`, the earlier one that shares most notebooks."""
     names = sorted((path for path in folder.glob("*") if BATCH_NAME.match(path.name)), reverse=True)
-    earlier = [path for path in names if before is None or path.name < before.name]
-    return next(
-        (path for path in earlier if any(path.glob("[0-9]*/rows.parquet")) and _is_closed(path, before)), None
-    )
-
-
-def _is_closed(batch: Path, before: Path | None) -> bool:
-    """True for a batch that ended; the one being written counts only as the batch looked at."""
     if before is None:
-        return True
-    status = json.loads((batch / "batch.json").read_text(encoding="utf-8"))["status"]
-    return status != "RUNNING"
+        return next((path for path in names if _notebooks(path)), None)
+    own = _notebooks(before)
+    earlier = [
+        path for path in names if path.name < before.name and own & _notebooks(path) and _is_closed(path)
+    ]
+    return max(earlier, key=lambda path: len(own & _notebooks(path)), default=None)
+
+
+def _notebooks(batch: Path) -> set[str]:
+    """Names of the numbered notebooks whose rows the batch holds, without the hash of their parameters."""
+    return {path.parent.name.rsplit("_", 1)[0] for path in batch.glob("[0-9]*/rows.parquet")}
+
+
+def _is_closed(batch: Path) -> bool:
+    """True for a batch that ended; one that is being written is no baseline."""
+    return json.loads((batch / "batch.json").read_text(encoding="utf-8"))["status"] != "RUNNING"
 
 
 def _load(batch: Path | None) -> Side | None:

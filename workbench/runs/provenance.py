@@ -1,6 +1,7 @@
 """Where a result comes from: code, notebook, kernels, machine, software, environment and command."""
 
 import hashlib
+import os
 import platform
 import shlex
 import subprocess
@@ -51,6 +52,7 @@ ENVIRONMENT_PREFIXES = (
     "NCCL_",
     "WORKBENCH_",
 )
+COMMIT_VARIABLE = "WORKBENCH_COMMIT"
 MAX_UNTRACKED_BYTES = 200_000  # larger new files are named in the patch, not copied into it
 
 
@@ -65,11 +67,15 @@ def file_sha256(path: Path) -> str:
 
 
 def code_state(root: Path = ROOT) -> dict[str, Any]:
-    """Commit, branch, dirty flag and patch hash of the checkout; `sha` is "" outside git."""
+    """Commit, branch, dirty flag and patch hash of the checkout.
+
+    A copy without git has the commit that WORKBENCH_COMMIT states (else ""), and a digest of its sources by
+    which that statement can be checked.
+    """
     sha = _git(root, "rev-parse", "HEAD").strip()
     patch = source_patch(root) if sha else ""
     return {
-        "sha": sha,
+        "sha": sha or os.environ.get(COMMIT_VARIABLE, ""),
         "branch": _git(root, "rev-parse", "--abbrev-ref", "HEAD").strip() if sha else "",
         "dirty": bool(patch),
         "patch_sha256": sha256(patch) if patch else "",
