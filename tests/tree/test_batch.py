@@ -222,7 +222,7 @@ def test_on_the_device_and_replayed(method: Method, budget: int) -> None:
 
 @pytest.mark.gpu
 def test_h200_builds_eight_trees_within_60_us() -> None:
-    """Batch 8, L = 7, budget 64, vocabulary 163,840, bf16; top-k and normaliser included, replayed, cold L2."""
+    """Batch 8, L = 7, budget 64, vocabulary 163,840, bf16; top-k and normaliser included, graph, cold L2."""
     target = targets.detect()
     if target.name != "h200":
         pytest.skip(f"the bound is stated for h200, this is {target.name}")
