@@ -365,6 +365,68 @@ def test_utf16_logs_and_carriage_returns(tmp_path):
     assert diagnose([write(tmp_path, text.encode("utf-16"))]).replay.replayed == 4
 
 
+def test_a_first_line_of_each_rank_after_idle_is_left_out_of_the_mean(tmp_path):
+    lines = []
+    for second in (0, 40, 80):
+        for rank in range(2):
+            prefix = f"[2026-03-01 10:{second // 60:02d}:{second % 60:02d} DP{rank} TP{rank}] "
+            speed = "3.22" if second == 0 else "500.00"
+            lines.append(decode_line(5, True, prefix=prefix).replace("500.00", speed))
+    diagnosis = diagnose([write(tmp_path, "\n".join(lines))])
+    assert diagnosis.mean_tok_s == pytest.approx(500.0) and diagnosis.excluded_lines == 2
+
+
+def test_a_recording_without_capture_calls_gives_no_verdict(tmp_path):
+    events = [kineto_event("cuda_runtime", "hipLaunchKernel", k, 1, correlation=k) for k in range(546)]
+    events += [kineto_event("kernel", "k", 999, 1, correlation=k) for k in (3, 4)]
+    diagnosis = diagnose([write(tmp_path, json.dumps({"traceEvents": events}), "t.json")])
+    assert diagnosis.replay.state == "unknown" and "capture_launches_not_executions" in ids(diagnosis)
+
+
+def test_a_prefill_step_gives_no_verdict_on_decode(tmp_path):
+    name = "execute_8192_context_1(sq8192sk8192)_generation_0(sq0sk0)"
+    events = [kineto_event("user_annotation", name, 0, 9000)]
+    for k in range(40):
+        events.append(kineto_event("cuda_runtime", "cudaLaunchKernel", k, 1, correlation=k))
+        events.append(kineto_event("kernel", "k", 10 + k, 1, correlation=k))
+    assert diagnose([write(tmp_path, json.dumps(events), "t.json")]).replay.state == "unknown"
+
+
+@pytest.mark.parametrize(
+    "role, state, found", [("prefill", "not_applicable", False), ("null", "unknown", True)]
+)
+def test_server_settings_state_a_disabled_graph_only_for_decode(tmp_path, role, state, found):
+    info = {
+        "disable_cuda_graph": True,
+        "disaggregation_mode": role,
+        "api_key": SECRETS[2],
+        "cuda_graph_bs": [1, 2],
+    }
+    diagnosis = diagnose([write(tmp_path, json.dumps(info), "info.json")])
+    assert diagnosis.replay.state == state and ("graph_disabled" in ids(diagnosis)) is found
+    assert SECRETS[2] not in json.dumps(diagnosis.as_dict())
+
+
+def test_csv_of_a_query_with_its_heading(tmp_path):
+    text = "index, utilization.gpu [%], memory.used [MiB]\n0, 97 %, 1038 MiB\n1, 3 %, 12 MiB\n"
+    summary = diagnose([write(tmp_path, text)]).sources[0]["summary"]
+    assert (summary["gpus"], summary["samples"], summary["sm_util_mean"]) == (2, 2, 50.0)
+    assert diagnose([write(tmp_path, "0, 97, 1038\n")]).sources[0]["kind"] == "unrecognised"
+
+
+def test_a_table_flattened_into_one_line_is_refused(tmp_path):
+    flat = "# gpu pwr gtemp mtemp sm mem # Idx W C C % % 0 191 52 - 97 0 0 286 54 - 98 0"
+    assert diagnose([write(tmp_path, flat)]).sources[0]["kind"] == "unrecognised"
+
+
+def test_jax_lists_over_ranks_count_as_their_sum(tmp_path):
+    line = (
+        "[2026-01-01 00:00:00] Decode batch. #running-req per DP: [2, 2, 3, 2], #token: 9, cpu graph: True, "
+    )
+    text = "\n".join([line + "gen throughput (token/s): 9.00, #queue-req: 0"] * 2)
+    assert diagnose([write(tmp_path, text)]).sources[0]["summary"]["running_req_max_replayed"] == 9
+
+
 def test_two_engines_in_one_file_are_kept_apart(tmp_path):
     text = decode_line(3, True) + "\n" + vllm_table([(1, 1, "NONE", 9)])
     diagnosis = diagnose([write(tmp_path, text)])

@@ -27,7 +27,7 @@ class MonitorFacts:
 
 def read(lines: list[str]) -> Reading | None:
     """The monitor's reading, or None when the text is neither of the two tables."""
-    return _read_dmon(lines) or _read_smi(lines)
+    return _read_dmon(lines) or _read_smi(lines) or _read_query(lines)
 
 
 def _read_dmon(lines: list[str]) -> Reading | None:
@@ -56,7 +56,7 @@ def _note_sample(values: dict[str, str], facts: MonitorFacts) -> None:
     facts.gpus.add(int(values["gpu"]))
     for name, series in (("sm", facts.sm), ("mem", facts.mem)):
         text = values.get(name, "-")
-        if text != "-" and len(text) < 8:
+        if re.fullmatch(r"\d{1,5}(?:\.\d{1,3})?", text):
             series.append(float(text))
 
 
@@ -81,6 +81,21 @@ def _read_smi(lines: list[str]) -> Reading | None:
     last = next((line for line in reversed(lines) if line.strip()), "")
     facts.truncated = int(last.startswith(("+", "|")) and not last.rstrip().endswith(("+", "|")))
     return _summarise(facts) if facts.gpus else None
+
+
+def _read_query(lines: list[str]) -> Reading | None:
+    """`nvidia-smi --query-gpu=... --format=csv` with a heading; rows without names are refused."""
+    facts, names = MonitorFacts(), []
+    for line in lines:
+        cells = [cell.strip() for cell in line.split(",")]
+        if "utilization.gpu [%]" in cells:
+            names = cells
+        elif names and len(cells) == len(names):
+            values = dict(zip(names, cells))
+            gpu, busy = values.get("index", "0"), values["utilization.gpu [%]"].removesuffix("%").strip()
+            memory = values.get("utilization.memory [%]", "-").removesuffix("%").strip() or "-"
+            _note_sample({"gpu": gpu, "sm": busy if busy.isdigit() else "-", "mem": memory}, facts)
+    return _summarise(facts) if facts.samples else None
 
 
 def _summarise(facts: MonitorFacts) -> Reading:

@@ -30,7 +30,12 @@ class KinetoFacts:
     prefill_only: bool = False
     tape: bool = False
     stages: dict[str, int] | None = None
-    graph_stages: int = 0
+
+    @property
+    def is_recording(self) -> bool:
+        """A capture: its launches are recorded and own no kernel."""
+        many_without_kernels = self.eager_launches > 20 and self.eager < self.eager_launches // 10
+        return not self.in_graphs and not self.tape and (self.captures > 0 or many_without_kernels)
 
 
 def read(document: Any) -> Reading:
@@ -70,7 +75,6 @@ def _device_facts(trace: traces.Trace) -> KinetoFacts:
         span_us=busy[-1][1] - busy[0][0] if busy else 0.0,
         prefill_only=bool(names) and all(PREFILL_STEP.search(name) for name in names),
         stages=traces.by_stage(trace, trace.eager_launches) if trace.stages else None,
-        graph_stages=len(trace.graph_launches),
     )
 
 
@@ -88,7 +92,7 @@ def _tape_facts(trace: traces.Trace) -> KinetoFacts:
 
 
 def _replay(facts: KinetoFacts) -> Replay:
-    if (facts.captures and not facts.in_graphs) or facts.prefill_only:
+    if facts.is_recording or facts.prefill_only:
         return Replay("unknown", "kernels")
     if not facts.in_graphs + facts.eager:
         return Replay("unknown", "kernels", unknown=facts.unmatched)

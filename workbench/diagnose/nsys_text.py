@@ -107,7 +107,7 @@ def _parse_row(line: str) -> tuple[str, int, int] | None:
             return None
         total, calls = cells[1].replace(",", ""), cells[2].replace(",", "")
         return (cells[-1], int(total[:18]), int(calls[:15])) if total.isdigit() and calls.isdigit() else None
-    found = TABLE_ROW.match(line)
+    found = TABLE_ROW.match(line.replace("|", "  "))  # pasted as Markdown
     if not found:
         return None
     chunks = re.split(r"\s{2,}", found["rest"].strip())

@@ -7,6 +7,7 @@ from workbench.diagnose import (
     kineto,
     nsys_sqlite,
     nsys_text,
+    server_info,
     sglang,
     sglang_rules,
     tensorrt_llm,
@@ -162,9 +163,10 @@ def sqlite_rules(reading: Reading) -> Iterable[Finding | Cause]:
 def kineto_rules(reading: Reading) -> Iterable[Finding | Cause]:
     """Findings and causes of a torch.profiler trace."""
     facts: kineto.KinetoFacts = reading.facts
-    if facts.captures:
+    if facts.captures or facts.is_recording:
         text = "the trace holds a capture: its launches are recorded, not run"
-        yield Finding("capture_launches_not_executions", "warning", text, f"{facts.captures} captures")
+        evidence = f"{facts.captures} captures, {facts.eager_launches} launches own {facts.eager} kernels"
+        yield Finding("capture_launches_not_executions", "warning", text, evidence)
     if facts.prefill_only:
         text = "every step of this trace is a prefill: it says nothing about decode"
         yield Finding("prefill_trace_only", "info", text)
@@ -202,6 +204,20 @@ def monitor_rules(reading: Reading) -> Iterable[Finding | Cause]:
         yield Finding("loaded_not_serving", "info", "memory is held but nothing ran when this was taken")
 
 
+def server_rules(reading: Reading) -> Iterable[Finding | Cause]:
+    """Causes that settings alone state; a prefill instance says nothing about decode."""
+    facts: server_info.ServerFacts = reading.facts
+    yield STARTUP_ONLY
+    if facts.role == "prefill":
+        return
+    if facts.graphs_disabled:
+        yield cause("graph_disabled", "stated", "the server's settings disable graphs")
+    largest = max(facts.captured_bs, default=0)
+    if largest and facts.max_running > largest:
+        why = f"captured up to {largest}, {facts.max_running} requests may run"
+        yield cause("batch_above_captured", "possible", why)
+
+
 RULES: dict[str, tuple[Callable[[Reading], Iterable[Finding | Cause]], ...]] = {
     sglang.KIND: (sglang_rules.findings, sglang_rules.causes),
     vllm.KIND: (vllm_rules,),
@@ -210,4 +226,5 @@ RULES: dict[str, tuple[Callable[[Reading], Iterable[Finding | Cause]], ...]] = {
     nsys_sqlite.KIND: (sqlite_rules,),
     kineto.KIND: (kineto_rules,),
     gpu_monitor.KIND: (monitor_rules,),
+    server_info.KIND: (server_rules,),
 }

@@ -38,6 +38,7 @@ SETTINGS = re.compile(
 DP_ATTENTION = re.compile(r"enable_dp_attention=True")
 COUNTER = re.compile(r'sglang:cuda_graph_passes_total\{[^}]*mode="(\w+)"[^}]*\} ([\d.e+]+)')
 SLOW_SHARE = 0.25  # of the median per request: a first line below this spans waiting
+PAUSE_S = 20.0  # between two lines of a rank: an idle time
 
 
 @dataclass
@@ -83,9 +84,29 @@ class SglangFacts:
         return [line for line in self.decode if line.flag is not None]
 
 
+class Awake:
+    """Which ranks have written a decode line since the server was last idle."""
+
+    def __init__(self) -> None:
+        self.last: dict[tuple[tuple[str, int], ...], datetime | None] = {}
+
+    def note_prefill(self, body: str) -> None:
+        """A prefill beside no running request ends an idle time."""
+        if "#running-req: 0," in body:
+            self.last.clear()
+
+    def is_first(self, rank: tuple[tuple[str, int], ...], moment: datetime | None) -> bool:
+        """Whether this is the rank's first line after a start or an idle time."""
+        before = self.last.get(rank)
+        paused = before is not None and moment is not None and (moment - before).total_seconds() > PAUSE_S
+        is_first = rank not in self.last or paused
+        self.last[rank] = moment
+        return is_first
+
+
 def read(lines: list[str]) -> Reading | None:
     """The log's reading, or None when nothing in it is SGLang's."""
-    facts, idle = SglangFacts(), True
+    facts, awake = SglangFacts(), Awake()
     events = {event.number: event for event in find_events(lines)}
     for number, line in enumerate(lines, 1):
         event = events.get(number)
@@ -94,10 +115,9 @@ def read(lines: list[str]) -> Reading | None:
         elif event.kind == "Prefill":
             facts.prefill_lines += 1
             facts.prefill_flags += bool(GRAPH.search(event.body))
-            idle = idle or "#running-req: 0," in event.body
+            awake.note_prefill(event.body)
         else:
-            facts.decode.append(_decode_line(event, idle))
-            idle = False
+            facts.decode.append(_decode_line(event, awake))
     _compare_events(list(events.values()), lines, facts)
     found = facts.decode or facts.prefill_lines or facts.capture_lines or facts.settings
     return _summarise(facts) if found or facts.counters or facts.disabled else None
@@ -118,19 +138,21 @@ def _compare_events(events: list[Event], lines: list[str], facts: SglangFacts) -
     facts.engines = max([len(pids) for pids in engines.values()] + [len(marks), 1])
 
 
-def _decode_line(event: Event, idle: bool) -> DecodeLine:
+def _decode_line(event: Event, awake: Awake) -> DecodeLine:
     values = complete_fields(event)
     graph = GRAPH.search(event.body)
+    ranks = {name: int(value[:6]) for name, value in RANK.findall(event.prefix)}
+    moment = _parse_time(TIME.search(event.prefix))
     return DecodeLine(
         number=event.number,
-        running=_whole(values.get("#running-req")),
+        running=_whole(values.get("#running-req") or values.get("#running-req per DP")),
         flag=graph["flag"] == "True" if graph else None,
         accept_len=_number(values.get("accept len")),
         accept_rate=_number(values.get("accept rate")),
         tok_s=_number(values.get("gen throughput (token/s)")),
-        ranks={name: int(value[:6]) for name, value in RANK.findall(event.prefix)},
-        time=_parse_time(TIME.search(event.prefix)),
-        after_idle=idle,
+        ranks=ranks,
+        time=moment,
+        after_idle=awake.is_first(tuple(sorted(ranks.items())), moment),
     )
 
 

@@ -15,6 +15,7 @@ HOST_MS = re.compile(r"host_step_time\s*=\s*([\d.]+)\s*ms")
 ELAPSED_S = re.compile(r"elapsed_time\s*=\s*([\d.eE+-]+)\s*s\b")
 DEVICE = re.compile(r"prev_device_step_time\s*=\s*(N/A|[\d.]+\s*ms)")
 DRAFT = re.compile(r"(?i)speculative|draft_len|num_nextn|'num_draft")
+JSON_ITERATION = re.compile(r'"Iteration Counter"\s*:\s*(\d+)')
 RECORD_LIMIT = 4000  # characters a wrapped record may span
 
 
@@ -57,6 +58,8 @@ class TrtFacts:
 
 def read(text: str) -> Reading | None:
     """The log's reading, or None when it holds no iteration record."""
+    if "Iteration Counter" in text:
+        return _read_json_form(text)
     if "iter = " not in text or not re.search(
         r"TRT-LLM|_torch|num_scheduled_requests|currank_total_requests", text
     ):
@@ -77,6 +80,15 @@ def read(text: str) -> Reading | None:
         return None
     facts.iterations = list(merged.values())
     return _summarise(facts)
+
+
+def _read_json_form(text: str) -> Reading | None:
+    """The older backend's JSON records behind a log prefix, possibly wrapped inside keys: only counted."""
+    numbers = {found[:15] for found in JSON_ITERATION.findall(text)}
+    facts = TrtFacts(
+        iterations=[Iteration(int(number), 0) for number in sorted(numbers)], printed=len(numbers)
+    )
+    return _summarise(facts) if numbers else None
 
 
 def _parse(record: str) -> Iteration | None:

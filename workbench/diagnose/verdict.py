@@ -6,7 +6,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.diagnose import gpu_monitor, kineto, nsys_sqlite, nsys_text, rules, sglang, tensorrt_llm, vllm
+from workbench.diagnose import (
+    gpu_monitor,
+    kineto,
+    nsys_sqlite,
+    nsys_text,
+    rules,
+    server_info,
+    sglang,
+    tensorrt_llm,
+    vllm,
+)
 from workbench.diagnose.catalogue import cause
 from workbench.diagnose.lines import decode_text, looks_binary, read_bytes, split_lines
 from workbench.diagnose.reading import UNRECOGNISED, Cause, Finding, Reading, Replay, state_of
@@ -95,6 +105,8 @@ def _read_json(raw: bytes) -> list[Reading]:
             return []
         return [Reading(UNRECOGNISED, warnings=["the trace is cut or damaged: export it again"])]
     events = document.get("traceEvents") if isinstance(document, dict) else document
+    if isinstance(document, dict) and "disable_cuda_graph" in document:
+        return [server_info.read(document)]
     if not isinstance(events, list) or not any(isinstance(event, dict) and "ph" in event for event in events):
         return []
     return [kineto.read(document)]

@@ -120,10 +120,11 @@ def _long_findings(rows: list[Row]) -> Iterable[str]:
         yield f"Of a step of {step_us:.0f} µs could be explained at most: {', '.join(parts)}."
         yield f"The cause is {seen['concluded']}, found by {_found_by(seen['found_by'])}: {seen['because']}."
         assert before.timing is not None and after.timing is not None
+        share = f"{number(after, 'replay_share'):.0%} of the steps are replayed"
+        rates = [f"{number(row, 'tokens_per_s'):.0f}" for row in (before, after)]
         yield (
-            f"After the fix ({fixed['fix']}) {number(after, 'replay_share'):.0%} of the steps are replayed,"
-            f" the median step goes from {before.timing.median_us:.0f} to {after.timing.median_us:.0f} µs, and"
-            f" {number(before, 'tokens_per_s'):.0f} tokens/s become {number(after, 'tokens_per_s'):.0f}."
+            f"After the fix ({fixed['fix']}) {share}, the median step goes from {before.timing.median_us:.0f} to"
+            f" {after.timing.median_us:.0f} µs, and {rates[0]} tokens/s become {rates[1]}."
         )
 
 
