@@ -1,6 +1,7 @@
 """The contract around the kernels: bad input, plans, the CPU op, views, tolerances."""
 
 import gc
+import re
 from typing import Any
 
 import pytest
@@ -210,9 +211,7 @@ def test_unsupported_buckets_say_why(variant: str, target: str, shape: dict[str,
     found = find(variant).supports(VerifyShape(**({"bs": 1, "heads": 8, "max_q_len": 4, "max_kv_len": 64} |
     shape)),
                                    targets.load(target))  # fmt: skip
-    assert found is not None
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(found)
+    assert found is not None and re.search(reason, found), found
 
 
 def test_errors_are_measured_and_judged() -> None:

@@ -23,6 +23,7 @@ from workbench.attention.triton_tiles import (
     mask_start,
     narrow,
     request_bounds,
+    requests_tile,
     softmax_step,
     tile_dot,
     visible_tile,
@@ -31,7 +32,7 @@ from workbench.shapes import DTYPE_BYTES, VerifyShape
 from workbench.targets import HardwareTarget
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_words", "heads"])
 def _serial_kernel(
     q, kv, qo_indptr, kv_indptr, kv_indices, draft_slots, tree_mask, out, lse,
     q_stride_t, q_stride_h, kv_stride, mask_words, heads, scale_log2,
@@ -162,7 +163,7 @@ def launch(plan: VerifyPlan, call: VerifyCall) -> None:
             LATENT=shape.latent, ROPE=shape.rope, LATENT_P2=padded_width(shape.latent),
             ROPE_P2=padded_width(shape.rope), BLOCK_M=tune["block_m"], BLOCK_N=tune["block_n"],
             MASK=MASK_CODES[call.mask_layout], HAS_DRAFT_SLOTS=call.draft_slots is not None,
-            REQUESTS_P2=triton.next_power_of_2(call.bs), INTERPRETED=INTERPRETED,
+            REQUESTS_P2=requests_tile(call.bs), INTERPRETED=INTERPRETED,
             num_warps=tune["num_warps"], num_stages=tune["num_stages"],
         )  # fmt: skip
     _clear_kernel[(tokens,)](

@@ -28,6 +28,7 @@ from workbench.attention.triton_tiles import (
     narrow,
     prefetch_rows,
     request_bounds,
+    requests_tile,
     softmax_step,
     tile_dot,
     visible_tile,
@@ -38,7 +39,7 @@ from workbench.targets import HardwareTarget
 INTERPRETED = triton.knobs.runtime.interpret
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["mask_words", "heads", "nsplit", "max_rows"])
 def _split_kernel(
     q, kv, qo_indptr, kv_indptr, kv_indices, draft_slots, tree_mask, partial_out, partial_lse,
     q_stride_t, q_stride_h, kv_stride, mask_words, heads, nsplit, max_rows, scale_log2,
@@ -154,7 +155,7 @@ def _split_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["bs", "heads", "nsplit", "max_rows"])
 def _reduce_kernel(
     partial_out, partial_lse, qo_indptr, kv_indptr, out, lse, bs, heads, nsplit, max_rows,
     LATENT: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS_P2: tl.constexpr,
@@ -257,7 +258,7 @@ def _launch_split(plan: VerifyPlan, call: VerifyCall) -> None:
         LATENT=shape.latent, ROPE=shape.rope, LATENT_P2=padded_width(shape.latent),
         ROPE_P2=padded_width(shape.rope), BLOCK_M=tune["block_m"], BLOCK_N=tune["block_n"],
         MASK=MASK_CODES[call.mask_layout], HAS_DRAFT_SLOTS=drafts is not None,
-        REQUESTS_P2=triton.next_power_of_2(call.bs), INTERPRETED=INTERPRETED, PDL=tune["pdl"],
+        REQUESTS_P2=requests_tile(call.bs), INTERPRETED=INTERPRETED, PDL=tune["pdl"],
         PREFETCH_LINES=lines, # wgmma descriptors of q are loop invariants: hoisted, they spill
         KEEP_IN_LOOP=tune["block_m"] >= 64 and plan.target.compute_capability[0] == 9,
         num_warps=tune["num_warps"], num_stages=tune["num_stages"],
@@ -274,7 +275,7 @@ def _launch_reduce(plan: VerifyPlan, call: VerifyCall) -> None:
         call.out, call.lse, call.bs, shape.heads, plan.nsplit, max(shape.rows, 1),
         LATENT=shape.latent, COLUMNS=columns, BLOCK_N=tune["block_n"], SPLITS_P2=splits_p2,
         SPLITS_TILE=min(32, splits_p2), HAS_DRAFT_SLOTS=call.draft_slots is not None,
-        REQUESTS_P2=triton.next_power_of_2(call.bs), PDL=tune["pdl"], INTERPRETED=INTERPRETED,
+        REQUESTS_P2=requests_tile(call.bs), PDL=tune["pdl"], INTERPRETED=INTERPRETED,
         num_warps=tune["reduce_warps"], **options,
     )  # fmt: skip
 

@@ -12,6 +12,11 @@ LOG2E = 1.4426950408889634
 LN2 = tl.constexpr(0.6931471805599453)
 
 
+def requests_tile(bs: int) -> int:
+    """Power-of-two tile over requests; one value up to 8, so that batch sizes share a compiled kernel."""
+    return max(8, triton.next_power_of_2(bs))
+
+
 @triton.jit
 def request_bounds(qo_indptr, kv_indptr, request, HAS_DRAFT_SLOTS: tl.constexpr):
     """(q_start, q_len, kv_start, listed, total): `listed` rows in kv_indices, `total` with the drafts."""
