@@ -20,7 +20,7 @@ def rows(pair):
     case = StepCase("small", 40, bs=2, budget=6, random_kv=True, accept_length=3.0)
     bench = StepBench(case, CPU, pair, [[1] * 40] * 2, steps=5, rounds=2)
     found = bench.run(lambda name: None)
-    found += bench_capture(case, pair, CPU, [1, 2])
+    found += bench_capture(case, pair, CPU, [1, 2], lambda name: None)
     return found + bench_launch_paths(CPU, 5, samples=3)
 
 

@@ -18,7 +18,9 @@ MODES, SHAPES = ("eager", "split_graph", "step_graph"), ("none", "chain", "chain
 def decode(
     prompt: Annotated[str, typer.Option(help="Text to continue; '-' reads standard input.")] = "",
     prompt_name: Annotated[str, typer.Option(help="A prompt of data/prompts instead of --prompt.")] = "",
-    model: Annotated[str, typer.Option(help="tiny, k2-rank, k2-rank-shared, or a checkpoint folder.")] = "tiny",
+    model: Annotated[
+        str, typer.Option(help="tiny, k2-rank, k2-rank-shared, or a checkpoint folder.")
+    ] = "tiny",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to produce at most.", min=1)] = 128,
     mode: Annotated[str, typer.Option(help="eager, split_graph or step_graph.")] = "step_graph",
     shape: Annotated[str, typer.Option(help="none, chain, chain_tree or tree.")] = "tree",
@@ -27,7 +29,7 @@ def decode(
     top_k: Annotated[int | None, typer.Option(help="Sample among the k best only.", min=1)] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the head of this mass only.")] = None,
     variant: Annotated[str, typer.Option(help="Verify-attention variant of the target.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16; the stored one by default.")] = "",
+    dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16; default: fp32 on cpu, else as stored.")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda; cuda where there is one.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     strict: Annotated[bool, typer.Option(help="Fail when a step that should replay does not.")] = False,
@@ -52,9 +54,11 @@ def decode(
     token_ids, stream = tokenizer.encode(text), TextStream(tokenizer)
     decoder = SpeculativeDecoder(
         target, drafter if shape != "none" else None, mode=mode, shape=shape, budget=budget, variant=variant,
-        max_batch=1, max_context=len(token_ids) + max_new_tokens + 64, stop_tokens=target.config.eos_token_ids,
-        seed=seed, strict=strict, log_interval=log_interval,
+        max_batch=1, max_context=len(token_ids) + max_new_tokens + 64,
+        stop_tokens=target.config.eos_token_ids, seed=seed, strict=strict, log_interval=log_interval,
     )  # fmt: skip
+    if mode != "eager":
+        capture_with_bar(decoder, temperature, top_k, top_p)
     sys.stdout.write(text)
     result = decoder.generate(
         [token_ids],
@@ -94,12 +98,26 @@ def load(model: str, device: str, dtype: str) -> tuple[Any, Any, Any]:
     from workbench.model.weights import MODELS_DIR, load_pair
 
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if place == "cpu" and model == "tiny":
+        torch.set_num_threads(1)  # its matrices are smaller than what waking a thread costs
     if model in PRESETS:
         target, drafter = build(model, device=place, dtype=dtype or None)
         return target, drafter, ByteTokenizer()
-    target, drafter = load_pair(model, device=place, dtype=dtype or None)
+    target, drafter = load_pair(model, device=place, dtype=dtype or ("fp32" if place == "cpu" else None))
     folder = MODELS_DIR / model if (MODELS_DIR / model).is_dir() else Path(model)
     return target, drafter, load_tokenizer(folder, target.config)
+
+
+def capture_with_bar(decoder: Any, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Capture every bucket; a bar shows how far it is when someone is looking."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    decoder.use_sampling(temperature, top_k, top_p)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("capture", total=len(decoder.batch_sizes))
+        decoder.capture(lambda bucket, done, total: bar.update(task, completed=done, total=total))
 
 
 def describe(result: "DecodeResult") -> list[str]:
@@ -107,9 +125,10 @@ def describe(result: "DecodeResult") -> list[str]:
     from workbench.measure.ledger import format_summary
 
     summary = result.ledger.summary()
+    backend = result.replay.backend or "no graphs"
     lines = [
         f"{len(result.tokens[0])} tokens, accept length {result.mean_accept_length:.2f}, "
         f"{result.tokens_per_s:.1f} tokens/s, prefill {result.prefill_s * 1e3:.0f} ms",
-        f"steps: {result.replay.sentence()} (mode {result.replay.mode}, {result.replay.backend or 'no graphs'})",
+        f"steps: {result.replay.sentence()} (mode {result.replay.mode}, {backend})",
     ]
     return [*lines, format_summary(summary, int(summary["steps"]))] if summary else lines

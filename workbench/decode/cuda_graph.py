@@ -63,6 +63,7 @@ class CudaBackend:
     ) -> CudaGraph:
         """Record `step` without running it."""
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # else what the capture gives back hides what it takes
         before = torch.cuda.memory_reserved()
         graph, watch, pool = torch.cuda.CUDAGraph(), _Watch(), pool or self.new_pool()
         stream = torch.cuda.current_stream()

@@ -19,6 +19,7 @@ from workbench.decode.replay import Graph, GraphBackend
 from workbench.decode.step import DecodeStep, mark_trace
 
 Mode = Literal["eager", "split_graph", "step_graph"]
+Progress = Callable[[Bucket, int, int], None]  # (captured bucket, done, of how many)
 MODES = ("eager", "split_graph", "step_graph")
 # (attributes of the object that holds it, its name there, its name for people, its address at capture)
 Watched = tuple[dict[str, Any], str, str, int]
@@ -102,9 +103,7 @@ class GraphRunner:
         )
         return target, drafter
 
-    def capture(
-        self, buckets: Iterable[Bucket], progress: Callable[[Bucket, int, int], None] | None = None
-    ) -> None:
+    def capture(self, buckets: Iterable[Bucket], progress: Progress | None = None) -> None:
         """Capture largest first into one memory pool, on dummy rows; a failure becomes the reason."""
         if self.mode == "eager" or self.backend is None:
             raise ValueError(f"mode={self.mode!r} has no graphs to capture: use split_graph or step_graph")

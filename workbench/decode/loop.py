@@ -11,7 +11,7 @@ import torch
 from workbench.decode.batch_run import BatchRun, OnTokens
 from workbench.decode.buffers import RequestTable
 from workbench.decode.decision import Bucket
-from workbench.decode.graph_runner import GraphRunner
+from workbench.decode.graph_runner import GraphRunner, Progress
 from workbench.decode.hooks import DecodeHooks
 from workbench.decode.log import DecodeLog
 from workbench.decode.options import DecodeOptions
@@ -48,6 +48,9 @@ class SpeculativeDecoder:
         self.transfer = Transfer(self.device)
         self.generator = torch.Generator(self.device)
         self.clock = make_clock(self.device) if o.ledger else NoClock()
+        self._capture: tuple[float, float, float] | None = (
+            None  # GB before, GB after, seconds: not logged yet
+        )
         self.step = self.hooks.make_step(self._make_step())
         self.runner = self.hooks.make_runner(self._make_runner())
 
@@ -70,11 +73,12 @@ class SpeculativeDecoder:
             hooks=self.hooks,
         )  # fmt: skip
 
-    def capture(self) -> None:
+    def capture(self, progress: Progress | None = None) -> None:
         """Capture every bucket; `generate` does it on first use. A failure becomes the steps' reason."""
-        self.runner.capture(
-            [Bucket(bs, self.width) for bs in self.batch_sizes], self.options.capture_progress
-        )
+        start, before_gb = time.perf_counter(), free_gb(self.device)
+        buckets = [Bucket(bs, self.width) for bs in self.batch_sizes]
+        self.runner.capture(buckets, progress or self.options.capture_progress)
+        self._capture = (before_gb, free_gb(self.device), time.perf_counter() - start)
 
     def use_sampling(self, temperature: float, top_k: int | None = None, top_p: float | None = None) -> None:
         """Fix how tokens are chosen; before capture this decides what the graphs sample."""
@@ -108,23 +112,23 @@ class SpeculativeDecoder:
         o = self.options
         log = DecodeLog(o.log_interval, self.device.type, self.allocator.size, self.width - 1, o.log_sink)
         if o.mode != "eager" and not self.runner.captured and self.runner.capture_error is None:
-            self._capture_logged(log)
+            self.capture()
+        self._log_capture(log)
         self.generator.manual_seed(self.seed)
         scheduler = Scheduler(self.allocator, o.max_batch, self.width)
         scheduler.waiting.extend(requests)
         return BatchRun(self, scheduler, temperature, log, on_tokens, max_steps).finish()
 
-    def _capture_logged(self, log: DecodeLog) -> None:
-        backend = self.runner.backend
-        assert backend is not None
-        free = free_gb(self.device)
-        log.begin_capture(self.width, self.batch_sizes, backend.name, free)
-        start = time.perf_counter()
-        self.capture()
+    def _log_capture(self, log: DecodeLog) -> None:
+        """The lines of a capture, in the log of the first decode after it."""
+        if self._capture is None or self.runner.backend is None:
+            return
+        (before_gb, after_gb, seconds), self._capture = self._capture, None
+        log.begin_capture(self.width, self.batch_sizes, self.runner.backend.name, before_gb)
         if self.runner.capture_error is not None:
             log.write(f"Capture failed: {self.runner.capture_error}")
-            return
-        log.end_capture(time.perf_counter() - start, backend.reserved_bytes() / 1e9, free_gb(self.device))
+        else:
+            log.end_capture(seconds, self.runner.backend.reserved_bytes() / 1e9, after_gb)
 
     def _make_requests(self, prompts: Sequence[Sequence[int]], limits: int | Sequence[int]) -> list[Request]:
         if not prompts:

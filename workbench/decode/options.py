@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from workbench.decode.decision import Bucket
-from workbench.decode.graph_runner import MODES, Mode
+from workbench.decode.graph_runner import MODES, Mode, Progress
 from workbench.decode.hooks import DecodeHooks
 from workbench.decode.step import SHAPES, Shape
 from workbench.tree.synthetic import AcceptanceLaw
@@ -41,7 +40,7 @@ class DecodeOptions:
     lag: int = 1  # steps that the host reads behind
     seed: int = 0
     shadow_steps: Sequence[int] = ()  # steps that are recomputed eagerly and compared
-    capture_progress: Callable[[Bucket, int, int], None] | None = None
+    capture_progress: Progress | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("mode", MODES), ("shape", SHAPES)):

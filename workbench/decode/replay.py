@@ -9,6 +9,7 @@ in place does. What differs from CUDA: the capture itself executes, so it is don
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -79,23 +80,16 @@ class Recompute:
             old.copy_(value)
 
 
-@dataclass(frozen=True)
-class Rerun:
-    """Run an operation that writes into its own arguments again, or the out= form of one that does not."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def __call__(self) -> None:
-        self.func(*self.args, **self.kwargs)
+def rerun(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], object]:
+    """Run an operation that writes into its arguments again; a partial of its C++ entry, no Python frame."""
+    return partial(getattr(func, "_op", func), *args, **kwargs)
 
 
 class Tape:
     """The recorded operations; holding them keeps every tensor they touch at its address."""
 
     def __init__(self) -> None:
-        self.instructions: list[Callable[[], None]] = []
+        self.instructions: list[Callable[[], object]] = []
         self.ops: list[str] = []
         self.reserved_bytes = 0
 
@@ -112,7 +106,7 @@ class Tape:
         """Append what a replay has to do for this operation; a view of an input needs nothing."""
         outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         if func._schema.is_mutable:
-            self.instructions.append(Rerun(func, args, kwargs))
+            self.instructions.append(rerun(func, args, kwargs))
         elif not outputs or _is_view(outputs, args, kwargs):
             return
         else:
@@ -139,12 +133,12 @@ def _is_view(outputs: tuple[torch.Tensor, ...], args: Any, kwargs: Any) -> bool:
 
 def _recompute(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: tuple[torch.Tensor, ...]
-) -> Callable[[], None]:
+) -> Callable[[], object]:
     """The out= form where the operation has one with the same arguments, else run it and copy."""
     form = _out_form(func)
     if form is None or len(outputs) != len(form[1]):
         return Recompute(func, args, kwargs, outputs)
-    return Rerun(form[0], args, kwargs | dict(zip(form[1], outputs)))
+    return rerun(form[0], args, kwargs | dict(zip(form[1], outputs)))
 
 
 def _out_form(func: Any) -> tuple[Any, list[str]] | None:

@@ -1,6 +1,6 @@
 """What capturing costs: seconds and reserved memory per bucket, all buckets in one pool."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.decode.loop import SpeculativeDecoder
@@ -10,7 +10,11 @@ from workbench.targets import HardwareTarget
 
 
 def bench_capture(
-    case: StepCase, models: tuple[Any, Any], target: HardwareTarget, batch_sizes: Sequence[int]
+    case: StepCase,
+    models: tuple[Any, Any],
+    target: HardwareTarget,
+    batch_sizes: Sequence[int],
+    step: Callable[[str], None] = print,
 ) -> list[Row]:
     """One row per bucket: capture seconds and reserved bytes, all buckets in one pool, largest first."""
     width_slots = max(batch_sizes) * (case.budget + 1) + 1
@@ -18,6 +22,7 @@ def bench_capture(
         *models, mode="step_graph", shape=case.shape, budget=case.budget,
         max_batch=max(batch_sizes), batch_sizes=batch_sizes, max_context=case.context,
         pool_tokens=width_slots,
+        capture_progress=lambda bucket, done, n: step(f"captured bs {bucket.bs}: {done} of {n}"),
     )  # fmt: skip
     decoder.use_sampling(0.0)
     decoder.capture()

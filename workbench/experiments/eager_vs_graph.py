@@ -75,7 +75,7 @@ def run_all(params: Params, step: Callable[[str], None]) -> list[Row]:
             rows += bench.run(step)
         largest = params.capture_bs or (2 if target.backend == "cpu" else 8)
         step(f"{name}: capture buckets 1..{largest}")
-        rows += bench_capture(case, models, target, range(1, largest + 1))
+        rows += bench_capture(case, models, target, range(1, largest + 1), step)
         del models, bench
         release_memory()
     step(f"{params.launches} launches of one small kernel")

@@ -28,7 +28,7 @@ from workbench.tree.synthetic import geometric
 NAME = "eager_vs_graph"
 MODES = ("eager", "split_graph", "step_graph")
 WATCHED_STEPS = 40  # of a utilisation window
-TRACED_STEPS = {"cpu": 3, "cuda": 8}
+TRACED_STEPS = {"cpu": 2, "cuda": 8}
 
 
 @dataclass(frozen=True)
