@@ -25,7 +25,7 @@
 // config m16: -DM_TILE=16 -DSTAGES=2 -DSHARED_BYTES=82688
 // config m64_fp16: -DM_TILE=64 -DSTAGES=2 -DIS_BF16=0 -DSHARED_BYTES=100608
 // config m64_fused: -DM_TILE=64 -DSTAGES=2 -DFUSED_MERGE=1 -DSHARED_BYTES=100608
-// config m64_unaligned: -DM_TILE=64 -DSTAGES=2 -DALIGNED=0 -DSHARED_BYTES=100608
+// config m32_unaligned: -DM_TILE=32 -DSTAGES=2 -DALIGNED=0 -DSHARED_BYTES=91392
 
 #ifndef M_TILE
 #define M_TILE 64  // query rows (heads x nodes) of a block: 16, 32 or 64
@@ -49,7 +49,7 @@
 #define FUSED_MERGE 0  // merge inside the kernel: all blocks must be resident (cooperative launch)
 #endif
 #ifndef ALIGNED
-#define ALIGNED 1  // rows of q and kv start at multiples of 16 bytes
+#define ALIGNED 1  // rows of q and kv start at multiples of 16 bytes; without it use at most 32 rows (registers)
 #endif
 #ifndef DUMP_SCORES
 #define DUMP_SCORES 0  // debug: also write the masked, scaled scores (base 2)
@@ -91,8 +91,8 @@ static_assert(TOKENS * 64 >= M_TILE * TOKENS, "P must fit into the rope columns 
 
 // What a block works on; kept in shared memory because the main loop has no registers to spare.
 struct Span {
-  int q_begin, kv_begin, prefix, begin, end, drafts, kv_len, live;
-  int64 mask_base;  // mask entries of the requests before this one
+  int q_begin, kv_begin, prefix, end, drafts, kv_len, live;
+  unsigned stages;  // shared address of the first stage
 };
 
 enum MaskLayout { kCausal = 0, kTree = 1, kFull = 2, kPacked = 3 };
@@ -255,39 +255,51 @@ __device__ __forceinline__ unsigned finite(unsigned word) {
 // lse [nsplit], partial [nsplit, 512] of this row; `sums` holds 8 x 128 floats.
 __device__ __forceinline__ void merge_row(const void* partial, const float* lse, int live, int quarter, half_bits* out,
                                           float* out_lse, float* sums) {
+  constexpr int kElementBytes = PARTIAL_F32 ? 4 : 2, kWords = kElementBytes / 2, kAhead = 4;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int column = quarter * 128 + (threadIdx.x & 15) * 8, group = threadIdx.x >> 4;
-  float top = minus_infinity();
-  for (int s = lane; s < live; s += 32) top = fmaxf(top, __ldcg(lse + s));
-#pragma unroll
-  for (int x = 16; x > 0; x >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, x));
-  const float base = top == minus_infinity() ? 0.f : top;
-  float total = 0.f;
-  for (int s = lane; s < live; s += 32) total += exp2_fast(__ldcg(lse + s) - base);
-#pragma unroll
-  for (int x = 16; x > 0; x >>= 1) total += __shfl_xor_sync(~0u, total, x);
-
+  const unsigned char* const from = static_cast<const unsigned char*>(partial) + column * kElementBytes;
   float acc[8] = {};
-#pragma unroll 4
-  for (int s = group; s < live; s += 16) {
-    const float weight = exp2_fast(__ldcg(lse + s) - base);
-#if PARTIAL_F32
-    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(partial) + int64(s) * kLatent + column);
-    const float4 a = __ldcg(from), b = __ldcg(from + 1);
-    const float v[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  float top = minus_infinity(), base = 0.f, total = 0.f;
+  for (int first = group; first - group < live; first += 16 * kAhead) {
+    uint4 words[kAhead][kWords];
+    float lses[kAhead];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) acc[i] += weight * v[i];
-#else
-    const uint4 packed =
-        __ldcg(reinterpret_cast<const uint4*>(static_cast<const half_bits*>(partial) + int64(s) * kLatent + column));
-    const unsigned word[4] = {packed.x, packed.y, packed.z, packed.w};
+    for (int i = 0; i < kAhead; ++i) {  // all loads first: the row maximum is found while they are on their way
+      const int s = first + 16 * i;
+      lses[i] = s < live ? __ldcg(lse + s) : minus_infinity();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 v = unpack(word[i]);
-      acc[2 * i] += weight * v.x;
-      acc[2 * i + 1] += weight * v.y;
+      for (int w = 0; w < kWords; ++w)
+        words[i][w] = s < live ? __ldcg(reinterpret_cast<const uint4*>(from + int64(s) * kLatent * kElementBytes) + w)
+                               : make_uint4(0, 0, 0, 0);
     }
+    if (first == group) {
+      for (int s = lane; s < live; s += 32) top = fmaxf(top, __ldcg(lse + s));
+#pragma unroll
+      for (int x = 16; x > 0; x >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, x));
+      base = top == minus_infinity() ? 0.f : top;
+      for (int s = lane; s < live; s += 32) total += exp2_fast(__ldcg(lse + s) - base);
+#pragma unroll
+      for (int x = 16; x > 0; x >>= 1) total += __shfl_xor_sync(~0u, total, x);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const float weight = exp2_fast(lses[i] - base);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const unsigned word[4] = {words[i][w].x, words[i][w].y, words[i][w].z, words[i][w].w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+#if PARTIAL_F32
+          acc[4 * w + e] += weight * __uint_as_float(word[e]);
+#else
+          const float2 v = unpack(word[e]);
+          acc[2 * e] += weight * v.x;
+          acc[2 * e + 1] += weight * v.y;
 #endif
+        }
+      }
+    }
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) acc[i] += __shfl_xor_sync(~0u, acc[i], 16);
@@ -334,13 +346,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
   float2* const states = reinterpret_cast<float2*>(exchange + kExchangeBytes);
   float* const scales = reinterpret_cast<float*>(exchange + kExchangeBytes + kStateBytes);  // [row % 8][row / 8]
   __shared__ Span span;
+  __shared__ int64 mask_base;  // mask entries of the requests before this one
 
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   const int k_part = warp & 3, group = warp >> 2;
   const int row_group = kRowGroups == 2 ? group : 0, token_group = kTokenGroups == 2 ? group : 0;
   const int request = blockIdx.z, split = blockIdx.y, nsplit = gridDim.y, row0 = blockIdx.x * M_TILE;
 
-  const int q_begin = qo_indptr[request], rows = (qo_indptr[request + 1] - q_begin) * heads;
+  const int q_begin = qo_indptr[request], drafts = qo_indptr[request + 1] - q_begin, rows = drafts * heads;
+  const int kv_begin = kv_indptr[request], listed = kv_indptr[request + 1] - kv_begin;
 
   if (nsplit == 1 || FUSED_MERGE) {  // no merge kernel follows that would clear the padding rows
     const int blocks = gridDim.x * gridDim.y * gridDim.z;
@@ -352,32 +366,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
   }
   if (row0 >= rows) return;
 
-  const int drafts = rows / heads, kv_begin = kv_indptr[request];
-  const int prefix = kv_indptr[request + 1] - kv_begin - (has_draft_slots ? 0 : drafts);
+  const int prefix = has_draft_slots ? listed : listed - drafts;
   const int kv_len = prefix + drafts, per_split = split_rows(kv_len, nsplit);
   const int begin = split * per_split, end = min(begin + per_split, kv_len);
   if (begin >= end) return;
-  if (thread == 0) {
-    span.q_begin = q_begin, span.kv_begin = kv_begin, span.prefix = prefix;
-    span.begin = begin, span.end = end, span.drafts = drafts, span.kv_len = kv_len;
-    span.live = (kv_len + per_split - 1) / per_split;
-  }
-  if (warp == 7 && (mask_layout == kTree || mask_layout == kFull)) {
-    int64 sum = 0;
-    for (int r = lane; r < request; r += 32) {
-      const int n = qo_indptr[r + 1] - qo_indptr[r];
-      sum += int64(n) * (mask_layout == kTree ? n : kv_indptr[r + 1] - kv_indptr[r] + (has_draft_slots ? n : 0));
-    }
-#pragma unroll
-    for (int x = 16; x > 0; x >>= 1) sum += __shfl_xor_sync(~0u, sum, x);
-    if (lane == 0) span.mask_base = sum;
-  }
-  __syncthreads();
 
   // Thread t copies chunks t % 8 + 8 j of row t / 8; its swizzled place in a row is the same for every stage.
   const unsigned stages = shared_address(shared);
   const auto copy_offset = [](int thread) { return (thread >> 3) * kRowBytes + 16 * ((thread & 7) ^ ((thread >> 3) & 7)); };
-  const auto fetch_slots = [&](int (&slot)[kCopyRows], int first) {  // of the KV rows from position `first`
+  const auto fetch_slots = [&](int (&slot)[kCopyRows], int first, const Span& span) {  // of the rows from `first` on
     const int thread = reread_thread();
 #pragma unroll
     for (int i = 0; i < kCopyRows; ++i) {
@@ -406,9 +403,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
   };
 
   // ---- prologue: the first tiles are on their way while Q becomes fragments
+  const Span here = {q_begin, kv_begin, prefix, end, drafts, kv_len, (kv_len + per_split - 1) / per_split, stages};
   int slots[STAGES][kCopyRows];
 #pragma unroll
-  for (int tile = 0; tile < STAGES; ++tile) fetch_slots(slots[tile], begin + tile * TOKENS);
+  for (int tile = 0; tile < STAGES; ++tile) fetch_slots(slots[tile], begin + tile * TOKENS, here);
   constexpr int kFirstTiles = kDeep ? STAGES - 2 : 1;  // the other stages are taken by Q
   copy_queries(0, STAGES - 1);
   if (kDeep && kRowGroups == 2) copy_queries(1, STAGES - 2);
@@ -417,6 +415,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
   for (int tile = 0; tile < kFirstTiles; ++tile) {
     copy_tile(slots[tile], stages + tile * kStageBytes);
     commit_copies();
+  }
+
+  if (thread == 0) span = here;
+  if (warp == 7) {
+    int64 sum = 0;
+    for (int r = lane; r < request && (mask_layout == kTree || mask_layout == kFull); r += 32) {
+      const int n = qo_indptr[r + 1] - qo_indptr[r];
+      sum += int64(n) * (mask_layout == kTree ? n : kv_indptr[r + 1] - kv_indptr[r] + (has_draft_slots ? n : 0));
+    }
+#pragma unroll
+    for (int x = 16; x > 0; x >>= 1) sum += __shfl_xor_sync(~0u, sum, x);
+    if (lane == 0) mask_base = sum;
   }
 
   unsigned q_fragments[kKSteps][kRowTiles][4];
@@ -470,9 +480,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
   for (int first = begin; first < span.end; first += TOKENS) {
     const auto copy_next = [&]() {  // into the stage of the tile before this one
       if (first + (STAGES - 1) * TOKENS < span.end)
-        copy_tile(slot, stage == stages ? stages + (STAGES - 1) * kStageBytes : stage - kStageBytes);
+        copy_tile(slot, stage == span.stages ? stage + (STAGES - 1) * kStageBytes : stage - kStageBytes);
       commit_copies();
-      fetch_slots(slot, first + STAGES * TOKENS);
+      fetch_slots(slot, first + STAGES * TOKENS, span);
     };
     if (!kDeep) {
       wait_copies<0>();
@@ -556,8 +566,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
         const int row = reread_block().x * M_TILE + 8 * warp + (lane >> 2), node = row / heads;
         const unsigned char* bytes = static_cast<const unsigned char*>(mask);
         const unsigned* words = static_cast<const unsigned*>(mask) + int64(span.q_begin + node) * mask_words;
-        if (mask_layout == kTree) bytes += span.mask_base + int64(node) * span.drafts;
-        if (mask_layout == kFull) bytes += span.mask_base + int64(node) * span.kv_len;
+        if (mask_layout == kTree) bytes += mask_base + int64(node) * span.drafts;
+        if (mask_layout == kFull) bytes += mask_base + int64(node) * span.kv_len;
         unsigned hidden = 0;
 #pragma unroll 1
         for (int i = 0; i < 4 * kBlocks; ++i) {
@@ -658,7 +668,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
       }
     }
     }
-    stage = stage == stages + (STAGES - 1) * kStageBytes ? stages : stage + kStageBytes;
+    stage = stage == span.stages + (STAGES - 1) * kStageBytes ? span.stages : stage + kStageBytes;
   }
 
   {

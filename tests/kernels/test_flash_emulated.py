@@ -71,7 +71,7 @@ def check(library: Callable[[Config], Any], monkeypatch: pytest.MonkeyPatch) -> 
             cuda_flash.launch,
         )
         aligned = cuda_flash._is_aligned(call)
-        config = Config(**values, dtype=shape.dtype, aligned=aligned)
+        config = cuda_flash._config(plan, aligned)
         compiled = library(config)
         together = config.merge == "fused"
         attention = EmulatedKernel(compiled, cuda_flash.KERNEL, seed=seed, together=together)
