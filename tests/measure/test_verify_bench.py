@@ -1,3 +1,4 @@
+import dataclasses
 import random
 
 import pytest
@@ -13,8 +14,9 @@ from workbench.experiments.verify_cases import (
     layout_slots,
     parse_case,
     random_tree_mask,
+    request_slots,
 )
-from workbench.experiments.verify_gate import classify
+from workbench.experiments.verify_gate import classify, plan_run
 from workbench.experiments.verify_oracle import expected_output
 from workbench.measure.timing import MAX_CALLS_PER_SAMPLE, pools_needed
 from workbench.rows import Origin, RowStatus
@@ -59,6 +61,42 @@ def test_pools_use_every_slot_once_and_never_the_dummy(layout):
     runs = (slots.diff() != 1).sum().item() + 1
     expected = {"contiguous": 1, "reversed": 100}.get(layout)
     assert runs == expected if expected else runs > 10
+
+
+@pytest.mark.parametrize("kv_len, page", [(64, 64), (65, 64), (200, 16)])
+def test_pages_are_aligned_whole_and_never_shared(kv_len, page):
+    slots = request_slots(f"pages:{page}", 5, kv_len, device="cpu", seed=2).view(5, kv_len)
+    owners = [set((row // page).tolist()) for row in slots]
+    assert all(len(own) == -(-kv_len // page) for own in owners) and 0 not in set.union(*owners)
+    assert sum(map(len, owners)) == len(set.union(*owners))
+    for row in slots:
+        assert torch.equal(row % page, torch.arange(kv_len) % page)
+
+
+def test_peers_get_the_nearest_case_they_can_run_and_the_row_says_so():
+    case = VerifyCase(1, 8, 16, 4096)
+    fitted = {
+        v: verify_bench.fitting_case(find(v), case) for v in ("triton_split", "flashinfer_fa2", "flashmla")
+    }
+    assert fitted["triton_split"] == case
+    assert (fitted["flashinfer_fa2"].mask, fitted["flashinfer_fa2"].layout) == ("causal", "random")
+    assert (fitted["flashmla"].mask, fitted["flashmla"].layout) == ("causal", "pages:64")
+    [candidate] = make_candidates(case, [find("flashmla")])
+    assert candidate.asked == case
+
+
+def test_a_peer_plans_once_per_pool_and_every_pool_is_right():
+    case = dataclasses.replace(SMALL, q_len=3)
+    inputs = build_inputs(case, pools=3, device="cpu", seed=4)
+    [candidate] = make_candidates(case, [find("torch_flex")])
+    run = plan_run(candidate, inputs)
+    assert len(run.plans) == 3
+    [plain] = make_candidates(case, [find("torch_split")])
+    other = plan_run(plain, inputs)
+    for pool in range(3):
+        run.call(pool)
+        other.call(pool)
+        torch.testing.assert_close(run.out, other.out, rtol=1e-4, atol=1e-5)
 
 
 def test_an_unknown_layout_is_named():

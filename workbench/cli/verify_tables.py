@@ -45,24 +45,28 @@ def latency_table(rows: "list[Row]", target: str) -> "Table":
         table.add_section()
         table.add_row(f"[bold]{shape}[/bold]")
         for row in group:
-            table.add_row(*_cells(row), style=STATUS_STYLES.get(row.status, "red"))
+            if row.status is not RowStatus.UNSUPPORTED:
+                table.add_row(*_cells(row), style=STATUS_STYLES.get(row.status, "red"))
         for name, value in _published(group):
             cells = [f"  {name}", "", f"{value:.1f}", *[""] * (len(COLUMNS) - 4), "published, see data/peers"]
             table.add_row(*cells, style="dim")
+    unsupported = dict.fromkeys(row.reason for row in rows if row.status is RowStatus.UNSUPPORTED)
+    table.caption = "not run: " + "; ".join(unsupported) if unsupported else None
+    table.caption_justify = "left"
     return table
 
 
 def _by_shape(rows: "list[Row]") -> "dict[str, list[Row]]":
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        name = "bs{bs} h{heads} q{q_len} ctx{ctx} {layout} {dtype}".format(**row.axes)
+        name = str(row.axes["case"])
         groups.setdefault(name, []).append(row)
     return groups
 
 
 def _cells(row: "Row") -> list[str]:
     splits = str(row.metrics.get("plan_nsplit", row.axes["nsplit"]))
-    label, note = f"  {row.variant}", "causal mask" if row.axes["mask"] == "causal" else ""
+    label, note = f"  {row.variant}", _own_way(row)
     if row.timing is None:
         passed = row.status is RowStatus.PASSED
         text = "correct, not timed" + (": interpreted" if row.metrics.get("interpreted") else "")
@@ -76,6 +80,13 @@ def _cells(row: "Row") -> list[str]:
         _percent(gpu.dram_util if gpu else None), _percent(gpu.tensor_util if gpu else None),
         f"{row.timing.span_us or 0:.1f}", ", ".join(filter(None, (note, unstable))),
     ]  # fmt: skip
+
+
+def _own_way(row: "Row") -> str:
+    """How a peer's input differs from what was asked: its mask, its layout."""
+    asked = str(row.axes["case"])
+    own = [str(row.axes[axis]) for axis in ("mask", "layout") if f"-{row.axes[axis]}-" not in asked]
+    return "with " + ", ".join(own) if own else ""
 
 
 def _percent(share: float | None) -> str:

@@ -88,7 +88,7 @@ def step_row(
         case_id=f"{fault.name}-{name}", experiment=EXPERIMENT, variant=fault.name, target=target.name,
         origin=Origin.MEASURED, status=RowStatus.PASSED, axes={"run": name, "fault": fault.name},
         timing=step_timing(result, target), metrics=metrics | extra,
-        repro=f"workbench run 60_moment_of_truth --target {target.name} -p fault {fault.name}",
+        repro=f"workbench run 60_moment_of_truth --target {target.name} -p fault={fault.name}",
     )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def verdict_row(
         case_id=f"{fault.name}-verdict", experiment=EXPERIMENT, variant=fault.name, target=target.name,
         origin=Origin.MEASURED, status=RowStatus.PASSED if is_right else RowStatus.INCORRECT, reason=reason,
         axes={"run": "verdict", "fault": fault.name}, metrics=metrics,
-        repro=f"workbench run 60_moment_of_truth --target {target.name} -p fault {fault.name}",
+        repro=f"workbench run 60_moment_of_truth --target {target.name} -p fault={fault.name}",
     )  # fmt: skip
 
 

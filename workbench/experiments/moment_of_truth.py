@@ -119,12 +119,12 @@ def _long_findings(rows: list[Row]) -> Iterable[str]:
         step_us = number(before, "ledger_step_us")
         yield f"Of a step of {step_us:.0f} µs could be explained at most: {', '.join(parts)}."
         yield f"The cause is {seen['concluded']}, found by {_found_by(seen['found_by'])}: {seen['because']}."
-        assert before.timing is not None and after.timing is not None
         share = f"{number(after, 'replay_share'):.0%} of the steps are replayed"
         rates = [f"{number(row, 'tokens_per_s'):.0f}" for row in (before, after)]
+        medians = [f"{row.timing.median_us:.0f}" for row in (before, after) if row.timing]
         yield (
-            f"After the fix ({fixed['fix']}) {share}, the median step goes from {before.timing.median_us:.0f} to"
-            f" {after.timing.median_us:.0f} µs, and {rates[0]} tokens/s become {rates[1]}."
+            f"After the fix ({fixed['fix']}) {share}, the median step goes from {medians[0]} to"
+            f" {medians[1]} µs, and {rates[0]} tokens/s become {rates[1]}."
         )
 
 

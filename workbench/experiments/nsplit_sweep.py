@@ -79,7 +79,7 @@ def powers_of_two(largest: int) -> list[int]:
 def sweep(case: VerifyCase, variant: "Variant", counts: Sequence[int], bench: Bench) -> list[Row]:
     """One row per split count and one for "auto", all sampled interleaved."""
     choices: list[int | str] = [*counts, "auto"]
-    return bench.run(case, [Candidate(variant, case, nsplit) for nsplit in choices])
+    return bench.run(case, [Candidate(variant, case, case, nsplit) for nsplit in choices])
 
 
 def partial_traffic(row: Row) -> Row:
@@ -97,7 +97,7 @@ def regrets(rows: list[Row]) -> list[tuple[Row, Row, float]]:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.timing is not None:
-            groups.setdefault((row.variant, row.case_id.split("-" + row.variant)[0]), []).append(row)
+            groups.setdefault((row.variant, str(row.axes["case"])), []).append(row)
     found = []
     for group in groups.values():
         auto = [row for row in group if row.axes["nsplit"] == "auto"]

@@ -4,17 +4,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from workbench.experiments.verify_cases import VerifyCase, VerifyInputs, build_inputs, pools_fit, published_us
-from workbench.experiments.verify_gate import NOT_REACHED, Candidate, check, plan_run, qualify
+from workbench.experiments.verify_cases import VerifyCase, VerifyInputs, build_inputs, pools_fit
+from workbench.experiments.verify_gate import NOT_REACHED, Candidate, check, plan_run, qualify, recheck
+from workbench.experiments.verify_options import BenchOptions
 from workbench.experiments.verify_oracle import expected_output
+from workbench.experiments.verify_rows import to_row
 from workbench.measure import gpu_state, profilers, timing
-from workbench.measure.statistics import median_interval
-from workbench.rows import Origin, Row, RowStatus, Scalar, Timing
+from workbench.rows import Row, RowStatus
 from workbench.targets import HardwareTarget
 
 if TYPE_CHECKING:
@@ -22,20 +23,6 @@ if TYPE_CHECKING:
     from workbench.experiments.verify_gate import Expected
 
 MAX_POOLS = timing.MAX_CALLS_PER_SAMPLE
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """How every case is timed."""
-
-    mode: timing.Mode = "graph"
-    l2: timing.L2 = "cold"
-    n: int = 20
-    budget_s: float = 3.0  # per case, all variants together
-    utilisation: bool = False  # keep each variant busy for 0.15 s and read GPM
-    timed: bool = True
-    seed: int = 0
-    experiment: str = "verify_variants"
 
 
 @dataclass
@@ -67,10 +54,11 @@ class Bench:
 
     def launch_once(self, case: VerifyCase, candidates: Sequence[Candidate]) -> None:
         """Launch each candidate exactly once inside its NVTX range; no check, no timing, no pools."""
-        inputs = build_inputs(case, pools=1, device=device_of(self.target), seed=self.options.seed)
         for candidate in candidates:
-            reason = candidate.variant.supports(candidate.case.shape, self.target)
-            if reason is None:
+            if candidate.variant.supports(candidate.case.shape, self.target) is None:
+                inputs = build_inputs(
+                    candidate.case, pools=1, device=device_of(self.target), seed=self.options.seed
+                )
                 run = plan_run(candidate, inputs)
                 profilers.launch_once(candidate.label, partial(run.call, 0))
 
@@ -79,25 +67,49 @@ class ContextLost(RuntimeError):
     """The CUDA context no longer answers: nothing after this can be measured in this process."""
 
 
+@dataclass
+class Bed:
+    """Inputs and fp64 answers of one case, built when first needed: peers may run another layout or mask."""
+
+    pools: int
+    target: HardwareTarget
+    seed: int
+    inputs: dict[str, VerifyInputs] = field(default_factory=dict)
+    answers: "dict[tuple[str, str], Expected]" = field(default_factory=dict)
+
+    def inputs_of(self, case: VerifyCase) -> VerifyInputs:
+        """Inputs in the case's layout, with a tree mask that a causal candidate leaves out."""
+        if case.layout not in self.inputs:
+            built = replace(case, mask="tree")
+            self.inputs[case.layout] = build_inputs(
+                built, pools=self.pools, device=device_of(self.target), seed=self.seed
+            )
+        return self.inputs[case.layout]
+
+    def answer_of(self, case: VerifyCase) -> "Expected":
+        """fp64 (out, lse) of pool 0."""
+        key = (case.layout, case.mask)
+        if key not in self.answers:
+            self.answers[key] = expected_output(self.inputs_of(case), case.mask)
+        return self.answers[key]
+
+
 def run_case(
     case: VerifyCase, candidates: Sequence[Candidate], target: HardwareTarget, options: BenchOptions
 ) -> list[Row]:
     """A row per candidate. Raises ContextLost after a fault that ends the process's use of the GPU."""
     try:
-        pools = count_pools(case, target, options)
-        inputs = build_inputs(case, pools=pools, device=device_of(target), seed=options.seed)
-        expected = {mask: expected_output(inputs, mask) for mask in {c.case.mask for c in candidates}}
+        bed = Bed(count_pools(case, target, options), target, options.seed)
+        bed.answer_of(case)
     except (RuntimeError, MemoryError, ValueError) as error:
         for candidate in candidates:
             candidate.fail(error)
         _require_context(target)
         return [to_row(c, target, options) for c in candidates]
     for candidate in candidates:
-        answer = expected[candidate.case.mask]
-        candidate.metrics |= {"pools": pools}
-        _guard(candidate, target, _gate, candidate, inputs, answer, target, options)
+        _guard(candidate, target, _gate, candidate, bed)
     if options.timed:
-        _time(candidates, expected, target, options)
+        _time(candidates, bed, target, options)
     return [to_row(c, target, options) for c in candidates]
 
 
@@ -112,6 +124,7 @@ def make_candidates(
         Candidate(
             variant,
             fitting_case(variant, case),
+            case,
             nsplit if variant.splits else "auto",
             {name: value for name, value in (tunables or {}).items() if name in variant.tunables},
         )
@@ -120,9 +133,10 @@ def make_candidates(
 
 
 def fitting_case(variant: "Variant", case: VerifyCase) -> VerifyCase:
-    """The case, or its causal sibling for a peer without tree masks; the row's axes say which."""
-    takes_tree = "tree" in variant.mask_layouts
-    return case if takes_tree or case.mask != "tree" else replace(case, mask="causal")
+    """The case, or its nearest kin for a peer: causal without tree masks, pages of 64 for FlashMLA."""
+    fitted = replace(case, mask="causal") if case.mask not in variant.mask_layouts else case
+    paged = variant.name == "flashmla" and not case.layout.startswith("pages")
+    return replace(fitted, layout="pages:64") if paged else fitted
 
 
 def count_pools(case: VerifyCase, target: HardwareTarget, options: BenchOptions) -> int:
@@ -160,25 +174,19 @@ def _require_context(target: HardwareTarget) -> None:
         raise ContextLost(str(error).splitlines()[0]) from error
 
 
-def _gate(
-    candidate: Candidate,
-    inputs: VerifyInputs,
-    expected: "Expected",
-    target: HardwareTarget,
-    options: BenchOptions,
-) -> None:
-    qualify(candidate, inputs, expected, target)
-    if target.backend == "cpu" and candidate.variant.backend == "triton":
+def _gate(candidate: Candidate, bed: Bed) -> None:
+    candidate.metrics |= {"pools": bed.pools}
+    reason = candidate.variant.supports(candidate.case.shape, bed.target)
+    if reason:
+        candidate.status, candidate.reason = RowStatus.UNSUPPORTED, reason
+        return
+    qualify(candidate, bed.inputs_of(candidate.case), bed.answer_of(candidate.case))
+    if bed.target.backend == "cpu" and candidate.variant.backend == "triton":
         candidate.metrics |= {"interpreted": True}
         candidate.run = None  # the interpreter's speed says nothing about the kernel
 
 
-def _time(
-    candidates: Sequence[Candidate],
-    expected: "dict[str, Expected]",
-    target: HardwareTarget,
-    options: BenchOptions,
-) -> None:
+def _time(candidates: Sequence[Candidate], bed: Bed, target: HardwareTarget, options: BenchOptions) -> None:
     """Prepare each correct candidate, sample all of them interleaved, then check the results again."""
     for candidate in candidates:
         if candidate.run is not None:
@@ -199,7 +207,9 @@ def _time(
         if options.utilisation:
             _guard(candidate, target, _read_utilisation, candidate, sampler)
         if candidate.run is not None:
-            _guard(candidate, target, check, candidate, expected[candidate.case.mask])
+            _guard(candidate, target, recheck, candidate)
+        if candidate.run is not None:
+            _guard(candidate, target, check, candidate, bed.answer_of(candidate.case))
 
 
 def _prepare(candidate: Candidate, target: HardwareTarget, options: BenchOptions) -> None:
@@ -227,55 +237,3 @@ def _read_utilisation(candidate: Candidate, sampler: gpu_state.GpuSampler) -> No
     candidate.gpu = sampler.state(utilisation)
     candidate.metrics |= {"sm_util": utilisation["sm_util"]} if "sm_util" in utilisation else {}
     candidate.metrics |= {"utilisation_reason": reason} if reason else {}
-
-
-def to_row(candidate: Candidate, target: HardwareTarget, options: BenchOptions) -> Row:
-    """The candidate as a row: a timing only with PASSED, an impossible bandwidth as an error."""
-    case, timed = candidate.case, None
-    if candidate.prepared is not None and candidate.status is RowStatus.PASSED:
-        try:
-            timed = candidate.prepared.timing()
-        except timing.ImpossibleBandwidth as error:
-            candidate.fail(error)
-    metrics = candidate.metrics | {"bound": case.shape.bound(target)}
-    metrics |= {f"published_{peer}_us": value for peer, value in published_us(case, target.name).items()}
-    if timed is not None:
-        metrics |= _rates(timed, case)
-    return Row(
-        case_id=f"{case.name}-{candidate.label}",
-        experiment=options.experiment,
-        variant=candidate.variant.name,
-        target=target.name,
-        origin=Origin.MEASURED,
-        status=candidate.status,
-        reason=candidate.reason,
-        axes=case.axes | {"nsplit": str(candidate.nsplit)},
-        errors=candidate.errors,
-        timing=timed,
-        bytes=case.shape.bytes,
-        flops=case.shape.flops,
-        floor_us=case.shape.floor_us(target),
-        metrics=metrics,
-        gpu=candidate.gpu if timed is not None else None,
-        repro=repro_command(candidate, target, options),
-    )
-
-
-def _rates(timed: Timing, case: VerifyCase) -> dict[str, Scalar]:
-    """Least bytes and flops over the median, and the 95 % interval of the median."""
-    interval = median_interval(timed.samples)
-    rates: dict[str, Scalar] = {
-        "gbps": case.shape.bytes / timed.median_us / 1e3,
-        "tflops": case.shape.flops / timed.median_us / 1e6,
-    }
-    return rates | ({"ci95_low_us": interval[0], "ci95_high_us": interval[1]} if interval else {})
-
-
-def repro_command(candidate: Candidate, target: HardwareTarget, options: BenchOptions) -> str:
-    """The command line that redoes this row."""
-    tunables = "".join(f" --tunables {name}={value}" for name, value in candidate.tunables.items())
-    return (
-        f"workbench bench verify --target {target.name} --variants {candidate.variant.name}"
-        f" --shapes {candidate.case.name} --nsplit {candidate.nsplit} --mode {options.mode} --l2 {options.l2}"
-        f" --seed {options.seed}{tunables}"
-    )

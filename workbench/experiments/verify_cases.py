@@ -31,7 +31,7 @@ class VerifyCase:
     heads: int
     q_len: int
     ctx: int
-    layout: str = "random"  # contiguous | random | reversed | runs:<tokens>
+    layout: str = "random"  # contiguous | random | reversed | runs:<tokens> | pages:<tokens>
     mask: str = "tree"  # tree = a random one | causal
     dtype: str = "bf16"
     latent: int = 512
@@ -83,11 +83,10 @@ def build_inputs(case: VerifyCase, *, pools: int, device: str, seed: int = 0) ->
 
     generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, TORCH_DTYPES[case.dtype])
-    rows = case.bs * case.kv_len
-    kv = torch.empty(1 + pools * rows, case.shape.width, device=device, dtype=dtype)
+    slots = request_slots(case.layout, pools * case.bs, case.kv_len, device=device, seed=seed)
+    kv = torch.empty(int(slots.max()) + 1, case.shape.width, device=device, dtype=dtype)
     kv.normal_(generator=generator)
     kv[0] = float("nan")
-    slots = layout_slots(case.layout, pools * rows, device=device, seed=seed)
     q_rows = case.bs * case.q_len
     q = torch.empty(pools, q_rows, case.heads, case.shape.width, device=device, dtype=dtype)
     q.normal_(generator=generator)
@@ -96,11 +95,27 @@ def build_inputs(case: VerifyCase, *, pools: int, device: str, seed: int = 0) ->
         case=case,
         kv=kv,
         q=list(q.unbind(0)),
-        kv_indices=list(slots.view(pools, rows).unbind(0)),
+        kv_indices=list(slots.view(pools, -1).unbind(0)),
         qo_indptr=starts * case.q_len,
         kv_indptr=starts * case.kv_len,
         tree_mask=random_tree_mask(case, seed).to(device) if case.mask == "tree" else None,
     )
+
+
+def request_slots(layout: str, requests: int, kv_len: int, *, device: str, seed: int) -> "torch.Tensor":
+    """Slots of every request [requests * kv_len] int32, no slot twice; pages are aligned and never shared."""
+    import torch
+
+    kind, _, length = layout.partition(":")
+    if kind != "pages":
+        return layout_slots(layout, requests * kv_len, device=device, seed=seed)
+    if not length.isdigit() or int(length) < 1:
+        raise ValueError(f"layout {layout!r}: write pages:<tokens>, as in pages:64")
+    page, each = int(length), -(-kv_len // int(length))
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    order = 1 + torch.randperm(requests * each, device=device, generator=generator)  # page 0 holds the dummy
+    slots = order[:, None] * page + torch.arange(page, device=device)
+    return slots.view(requests, each * page)[:, :kv_len].flatten().int()
 
 
 def layout_slots(layout: str, count: int, *, device: str, seed: int) -> "torch.Tensor":
@@ -117,7 +132,7 @@ def layout_slots(layout: str, count: int, *, device: str, seed: int) -> "torch.T
         return slots[torch.randperm(count, device=device, generator=generator)]
     kind, _, length = layout.partition(":")
     if kind != "runs" or not length.isdigit() or int(length) < 1:
-        raise ValueError(f"layout {layout!r}: choose contiguous, random, reversed or runs:<tokens>")
+        raise ValueError(f"layout {layout!r}: choose contiguous, random, reversed, runs:<n> or pages:<n>")
     run = int(length)
     order = torch.randperm(-(-count // run), device=device, generator=generator)
     shuffled = (order[:, None] * run + torch.arange(run, device=device)).flatten()

@@ -9,7 +9,6 @@ from workbench.experiments.verify_cases import SM_SCALE, VerifyCase, VerifyInput
 from workbench.measure import timing
 from workbench.measure.correctness import compare, judge, lse_error
 from workbench.rows import GpuState, RowStatus, Scalar
-from workbench.targets import HardwareTarget
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +27,8 @@ class Candidate:
     """One variant of one case on its way from plan to row."""
 
     variant: "Variant"
-    case: VerifyCase  # causal for a variant that takes no tree mask
+    case: VerifyCase  # what it runs: causal or paged for a peer that takes nothing else
+    asked: VerifyCase  # what was asked for; rows of one shape are compared by this
     nsplit: int | str = "auto"
     tunables: dict[str, Any] = field(default_factory=dict)  # those the variant has
     status: RowStatus = RowStatus.SKIPPED
@@ -52,10 +52,13 @@ class Candidate:
 
 @dataclass
 class VerifyRun:
-    """A planned call of one variant on each of the inputs' pools, all into the same outputs."""
+    """A planned call of one variant on each of the inputs' pools, all into the same outputs.
+
+    A peer plans on the host for the indices of one pool, so it needs a plan for each.
+    """
 
     inputs: VerifyInputs
-    plan: "VerifyPlan"
+    plans: "list[VerifyPlan]"
     out: "torch.Tensor"  # [T, H, latent]
     lse: "torch.Tensor"  # [T, H]
     tree_mask: "torch.Tensor | None"
@@ -67,8 +70,14 @@ class VerifyRun:
         data = self.inputs
         verify_attention(
             data.q[pool], data.kv, data.qo_indptr, data.kv_indptr, data.kv_indices[pool], self.tree_mask,
-            sm_scale=SM_SCALE, latent=data.case.latent, plan=self.plan, out=self.out, lse=self.lse,
+            sm_scale=SM_SCALE, latent=data.case.latent, plan=self.plans[pool % len(self.plans)],
+            out=self.out, lse=self.lse,
         )  # fmt: skip
+
+    def poison(self) -> None:
+        """NaN in every output."""
+        self.out.fill_(float("nan"))
+        self.lse.fill_(float("nan"))
 
     def calls(self) -> list[Callable[[], None]]:
         """One call per pool."""
@@ -86,14 +95,10 @@ def classify(error: Exception) -> tuple[RowStatus, str]:
     return RowStatus.RUNTIME_ERROR, f"{kind}: {text}"
 
 
-def qualify(candidate: Candidate, inputs: VerifyInputs, expected: "Expected", target: HardwareTarget) -> None:
+def qualify(candidate: Candidate, inputs: VerifyInputs, expected: "Expected") -> None:
     """Plan, run once and compare; only a correct candidate keeps its run. A failing launch raises."""
-    reason = candidate.variant.supports(candidate.case.shape, target)
-    if reason:
-        candidate.status, candidate.reason = RowStatus.UNSUPPORTED, reason
-        return
     candidate.run = plan_run(candidate, inputs)
-    plan = candidate.run.plan
+    plan = candidate.run.plans[0]
     candidate.metrics |= {"plan_nsplit": plan.nsplit, "workspace_bytes": plan.workspace_bytes}
     check(candidate, expected)
 
@@ -105,28 +110,46 @@ def plan_run(candidate: Candidate, inputs: VerifyInputs) -> VerifyRun:
     from workbench.attention import make_plan
 
     case, q = candidate.case, inputs.q[0]
-    plan = make_plan(
-        case.shape,
-        variant=candidate.variant.name,
-        nsplit=candidate.nsplit,
-        device=q.device,
-        **candidate.tunables,
-    )
+    options = {"nsplit": candidate.nsplit, "device": q.device} | candidate.tunables
+    count = inputs.pools if candidate.variant.backend == "peer" else 1
+    plans = [make_plan(case.shape, variant=candidate.variant.name, **options) for _ in range(count)]
     out = torch.empty(*q.shape[:2], case.latent, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    return VerifyRun(inputs, plan, out, lse, inputs.tree_mask if case.mask == "tree" else None)
+    return VerifyRun(inputs, plans, out, lse, inputs.tree_mask if case.mask == "tree" else None)
 
 
 def check(candidate: Candidate, expected: "Expected") -> None:
     """Poison the outputs, attend on pool 0, compare with fp64; sets errors, status and reason."""
     run = candidate.run
     assert run is not None
-    run.out.fill_(float("nan"))
-    run.lse.fill_(float("nan"))
+    run.poison()
     run.call(0)
-    errors, lse_abs = compare(run.out, expected[0]), lse_error(run.lse, expected[1])
-    candidate.errors = errors.as_dict() | {"lse_max_abs": lse_abs}
-    reason = judge(errors, candidate.case.dtype, lse_abs)
+    errors, lse_abs = compare(run.out, expected[0]), None
+    candidate.errors = errors.as_dict()
+    if run.lse.isnan().all() and candidate.variant.backend == "peer":
+        candidate.metrics |= {"gives_lse": False}
+    else:
+        lse_abs = lse_error(run.lse, expected[1])
+        candidate.errors |= {"lse_max_abs": lse_abs}
+    _set_status(candidate, judge(errors, candidate.case.dtype, lse_abs))
+
+
+def recheck(candidate: Candidate) -> None:
+    """The replayed graph must give what an eager call gives: compared on the last pool, outputs poisoned."""
+    run, prepared = candidate.run, candidate.prepared
+    if run is None or prepared is None or prepared.graph is None:
+        return
+    run.poison()
+    prepared.run()
+    replayed = run.out.clone()
+    run.poison()
+    prepared.calls[-1]()
+    reason = judge(compare(replayed, run.out), candidate.case.dtype)
+    if reason:
+        _set_status(candidate, f"the replayed graph differs from an eager call: {reason}")
+
+
+def _set_status(candidate: Candidate, reason: str | None) -> None:
     candidate.status, candidate.reason = (RowStatus.INCORRECT, reason) if reason else (RowStatus.PASSED, "")
     if reason:
         candidate.run = candidate.prepared = None
