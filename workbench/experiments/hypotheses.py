@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from workbench.experiments.fault_runs import EXPERIMENT, LongRun
-from workbench.measure import timing
-from workbench.rows import Origin, Row, RowStatus
+from workbench.measure import gpu_state, timing
+from workbench.rows import Origin, Row, RowStatus, Scalar
 from workbench.targets import HardwareTarget
 
 if TYPE_CHECKING:
+    from workbench.decode.faults import Fault
     from workbench.decode.laboratory import Laboratory
 
 LAUNCHES = 200
@@ -80,3 +81,29 @@ def measure_scatter_us(run: LongRun, lab: "Laboratory", target: HardwareTarget) 
     moved = rows * pool.width * out.element_size()
     gbps = moved / (medians["scattered"] * 1e3)
     return extra, f"{pool.layers} x {moved} bytes, gathered at {gbps:.1f} GB/s from scattered slots"
+
+
+def utilisation_row(run: LongRun, lab: "Laboratory", fault: "Fault", target: HardwareTarget) -> Row:
+    """DRAM and tensor utilisation of the faulty run: by GPM where the GPU has it, else derived from bytes."""
+    summary = run.evidence.result.ledger.summary(skip=1)
+    step_us = summary.get("step_us", 0.0) or 1.0
+    config = lab.target.config
+    moved = config.weight_bytes + run.held_tokens * config.kv_bytes_per_token
+    metrics: dict[str, Scalar] = {
+        "least_bytes": moved,
+        "derived_dram_share": moved / (step_us * target.dram_gbps * 1e3),
+        "busy_share": run.evidence.audit.mean("busy_share"),
+    }
+    seen: dict[str, float] = {}
+    reason = "cpu has no GPM"
+    if target.backend == "cuda":
+        decoder = lab.make(fault, shadow_steps=())
+        lab.generate(decoder, fault, max_steps=2)  # captures before the window opens
+        seen, reason = gpu_state.read_utilisation(lambda: lab.generate(decoder, fault, max_steps=20))
+    metrics |= seen
+    metrics |= {} if seen else {"utilisation_reason": reason}
+    return Row(
+        case_id=f"{fault.name}-utilisation", experiment=EXPERIMENT, variant=fault.name, target=target.name,
+        origin=Origin.MEASURED if seen else Origin.DERIVED, status=RowStatus.PASSED,
+        axes={"run": "utilisation"}, metrics=metrics,
+    )  # fmt: skip

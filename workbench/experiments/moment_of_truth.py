@@ -62,7 +62,7 @@ def run_all(params: Params, target: HardwareTarget, step: Callable[[str], None])
     """The chosen fault: before, hypotheses with the time each could explain, the cause, after the fix."""
     from workbench.decode.faults import find
     from workbench.experiments import fault_runs
-    from workbench.experiments.hypotheses import state_hypotheses
+    from workbench.experiments.hypotheses import state_hypotheses, utilisation_row
 
     fault, steps = find(params.fault), params.lines * params.log_interval
     lab = fault_runs.make_laboratory(
@@ -72,7 +72,7 @@ def run_all(params: Params, target: HardwareTarget, step: Callable[[str], None])
     long = fault_runs.run_long(lab, fault, steps)
     before = fault_runs.step_row("before", long.evidence.result, fault, target, _seen(long))
     step("state the hypotheses")
-    rows = [before, *state_hypotheses(long, lab, target)]
+    rows = [before, utilisation_row(long, lab, fault, target), *state_hypotheses(long, lab, target)]
     step("apply the fix, decode again")
     repaired = lab.generate(lab.make(fault, repaired=True), fault, max_steps=steps)
     rows.append(fault_runs.step_row("after", repaired, fault, target, {"fix": fault.fix}))
@@ -114,6 +114,7 @@ def _long_findings(rows: list[Row]) -> Iterable[str]:
             f" count over all steps: {seen['reasons']}."
         )
         yield f"The trace: {seen['audit']}."
+        yield from _utilisation(rows)
         named = sorted(select(rows, "hypothesis"), key=lambda row: -number(row, "explains_us"))
         parts = [f"{row.variant} {number(row, 'explains_us'):.0f} µs" for row in named]
         step_us = number(before, "ledger_step_us")
@@ -126,6 +127,20 @@ def _long_findings(rows: list[Row]) -> Iterable[str]:
             f"After the fix ({fixed['fix']}) {share}, the median step goes from {medians[0]} to"
             f" {medians[1]} µs, and {rates[0]} tokens/s become {rates[1]}."
         )
+
+
+def _utilisation(rows: list[Row]) -> Iterable[str]:
+    for row in select(rows, "utilisation"):
+        if "dram_util" in row.metrics:
+            yield (
+                f"While it ran, DRAM was {number(row, 'dram_util'):.0%} and the tensor cores"
+                f" {number(row, 'tensor_util'):.0%} busy (GPM)."
+            )
+        else:
+            yield (
+                f"Derived, not measured: the least bytes of a step would take"
+                f" {number(row, 'derived_dram_share'):.1%} of its time at the target's bandwidth."
+            )
 
 
 def _found_by(name: Scalar) -> str:

@@ -70,8 +70,8 @@ def plan_cases(
 ) -> "Iterable[tuple[VerifyCase, list[Variant]]]":
     """Which variants run which case.
 
-    The fp64 oracle is timed on cpu only, interpreted Triton runs a tiny case, and torch_flex, which compiles for
-    every shape, the first shape only.
+    The fp64 oracle is timed on cpu only, interpreted Triton runs a tiny case, and torch_flex, which compiles
+    for every shape, the first shape only.
     """
     if backend == "cuda":
         timed = [v for v in variants if v.name != "reference"]

@@ -196,7 +196,7 @@ def _prepare_cuda(prepared: Prepared) -> None:
 
 
 def capture(calls: Sequence[Call]) -> Any:
-    """One CUDA graph of all calls; unlike torch.cuda.graph it neither collects garbage nor empties the cache."""
+    """One CUDA graph of all calls; unlike torch.cuda.graph it collects no garbage and empties no cache."""
     import torch
 
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
