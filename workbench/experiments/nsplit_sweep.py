@@ -120,11 +120,12 @@ def findings(rows: list[Row]) -> list[str]:
 
 def _regret_findings(rows: list[Row]) -> Iterable[str]:
     for auto, best, regret in regrets(rows):
-        yield (
-            f"{auto.variant}, {auto.axes['q_len']} rows on {auto.axes['ctx']} tokens: auto picks"
-            f" {auto.metrics['plan_nsplit']} splits, the best measured is {best.axes['nsplit']};"
-            f" auto is {100 * regret:.1f} % slower than it."
-        )
+        picked, wanted = auto.metrics["plan_nsplit"], best.axes["nsplit"]
+        where = f"{auto.variant}, {auto.axes['q_len']} rows on {auto.axes['ctx']} tokens"
+        if str(picked) == wanted:
+            yield f"{where}: auto picks {picked} splits, the best measured (the same plan twice: {regret:+.1%})."
+        else:
+            yield f"{where}: auto picks {picked} splits, {wanted} are best; the regret is {regret:.1%}."
 
 
 def _drift_findings(rows: list[Row]) -> Iterable[str]:

@@ -73,14 +73,13 @@ def plan_cases(
     The fp64 oracle is timed on cpu only, interpreted Triton runs a tiny case, and torch_flex, which compiles
     for every shape, the first shape only.
     """
-    if backend == "cuda":
-        timed = [v for v in variants if v.name != "reference"]
-        for place, case in enumerate(cases):
-            yield case, [v for v in timed if place == 0 or v.name != "torch_flex"]
-        return
-    compiled = [v for v in variants if v.backend != "triton"]
-    yield from ((case, compiled) for case in cases)
-    yield INTERPRETED_CASE, [v for v in variants if v.backend == "triton"]
+    left_out = "reference" if backend == "cuda" else "triton"
+    for place, case in enumerate(cases):
+        wanted = [v for v in variants if left_out not in (v.name, v.backend)]
+        yield case, [v for v in wanted if place == 0 or v.name != "torch_flex"]
+    interpreted = [v for v in variants if v.backend == "triton"]
+    if backend == "cpu" and interpreted:
+        yield INTERPRETED_CASE, interpreted
 
 
 def project_floors(measured: str) -> Iterable[Row]:

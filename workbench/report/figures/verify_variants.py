@@ -41,7 +41,9 @@ def _latency_title(timed: Sequence[Row]) -> str:
 
 
 def shape_label(row: Row) -> str:
-    """bs1 h8 q16 46080 random."""
+    """bs1 h8 q16 46080 random: what was asked for, also for a peer that ran its own layout."""
+    if "case" in row.axes:
+        return str(row.axes["case"]).replace("-", " ").replace("ctx", "")
     return "bs{bs} h{heads} q{q_len} {ctx} {layout}".format(**row.axes)
 
 
