@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench import targets
+from workbench.measure import timing
 from workbench.rows import Origin, Row, RowStatus, Scalar
 from workbench.targets import HardwareTarget
 
@@ -36,20 +37,13 @@ class Params(BaseModel):
 
 def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     """Rows: before, hypotheses, after, one verdict per fault, and the user's own files."""
-    import torch
-
     from workbench.decode.faults import find
 
     find(params.fault)  # an unknown one ends here, before models are loaded
     target = targets.load(params.target)
     targets.require_hardware(target)
-    threads = torch.get_num_threads()
-    if target.backend == "cpu":
-        torch.set_num_threads(1)  # launches are timed, not the scheduling of threads
-    try:
+    with timing.one_thread(target):
         rows = run_all(params, target, step)
-    finally:
-        torch.set_num_threads(threads)
     if params.inputs:
         from workbench.experiments.fault_runs import user_rows
 

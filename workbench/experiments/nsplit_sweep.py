@@ -9,6 +9,7 @@ from workbench import targets
 from workbench.experiments.verify_bench import Bench, BenchOptions
 from workbench.experiments.verify_cases import VerifyCase, quick_cases
 from workbench.experiments.verify_gate import Candidate
+from workbench.measure import timing
 from workbench.rows import Origin, Row
 from workbench.targets import HardwareTarget
 
@@ -44,11 +45,12 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     options = BenchOptions(n=params.samples, budget_s=params.budget_s, seed=params.seed, experiment=NAME)
     bench = Bench(target, options)
     rows: list[Row] = []
-    for variant, case in plan_sweeps(target):
-        interpreted = case in INTERPRETED_CASES
-        step(f"{variant.name} on {case.name}" + (" in the interpreter, untimed" if interpreted else ""))
-        largest = min(params.max_nsplit, 16) if interpreted else params.max_nsplit
-        rows += sweep(case, variant, powers_of_two(largest), bench)
+    with timing.one_thread(target):
+        for variant, case in plan_sweeps(target):
+            interpreted = case in INTERPRETED_CASES
+            step(f"{variant.name} on {case.name}" + (" in the interpreter, untimed" if interpreted else ""))
+            largest = min(params.max_nsplit, 16) if interpreted else params.max_nsplit
+            rows += sweep(case, variant, powers_of_two(largest), bench)
     step("derived partial traffic")
     return rows + [
         partial_traffic(row)
@@ -123,7 +125,7 @@ def _regret_findings(rows: list[Row]) -> Iterable[str]:
         picked, wanted = auto.metrics["plan_nsplit"], best.axes["nsplit"]
         where = f"{auto.variant}, {auto.axes['q_len']} rows on {auto.axes['ctx']} tokens"
         if str(picked) == wanted:
-            yield f"{where}: auto picks {picked} splits, the best measured (the same plan twice: {regret:+.1%})."
+            yield f"{where}: auto picks the best, {picked} splits (the same plan twice: {regret:+.1%})."
         else:
             yield f"{where}: auto picks {picked} splits, {wanted} are best; the regret is {regret:.1%}."
 

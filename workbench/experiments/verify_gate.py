@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.experiments.verify_cases import SM_SCALE, VerifyCase, VerifyInputs
 from workbench.measure import timing
-from workbench.measure.correctness import compare, judge, lse_error
+from workbench.measure.correctness import compare, judge, lse_distance
 from workbench.rows import GpuState, RowStatus, Scalar
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ def check(candidate: Candidate, expected: "Expected") -> None:
     if run.lse.isnan().all() and candidate.variant.backend == "peer":
         candidate.metrics |= {"gives_lse": False}
     else:
-        lse_abs = lse_error(run.lse, expected[1])
-        candidate.errors |= {"lse_max_abs": lse_abs}
+        lse_abs = lse_distance(run.lse, expected[1])
+        candidate.errors |= {"lse_error": lse_abs}
     _set_status(candidate, judge(errors, candidate.case.dtype, lse_abs))
 
 

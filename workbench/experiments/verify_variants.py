@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from workbench import targets
 from workbench.experiments.verify_bench import Bench, BenchOptions, make_candidates
 from workbench.experiments.verify_cases import VerifyCase, cpu_cases, quick_cases, table_cases
+from workbench.measure import timing
 from workbench.rows import Origin, Row, RowStatus
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class Params(BaseModel):
         description='on a GPU: 7 shapes ("quick"), or the whole peers table ("table")',
     )
     peers: bool = Field(True, description="also time other libraries' kernels where they can be imported")
-    samples: int = Field(12, ge=3, description="samples per variant and shape")
-    budget_s: float = Field(0.8, gt=0, description="most seconds of sampling per shape")
+    samples: int = Field(10, ge=3, description="samples per variant and shape")
+    budget_s: float = Field(0.5, gt=0, description="most seconds of sampling per shape")
 
 
 def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
@@ -43,17 +44,13 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     target = targets.load(params.target)
     targets.require_hardware(target)
     options = BenchOptions(n=params.samples, budget_s=params.budget_s, seed=params.seed)
-    variants = chosen_variants(params.peers)
-    rows: list[Row] = []
-    bench = Bench(target, options)
-    cases = (
-        {"quick": quick_cases, "table": table_cases}[params.shapes]()
-        if target.backend == "cuda"
-        else cpu_cases()
-    )
-    for case, wanted in plan_cases(cases, variants, target.backend):
-        step(f"{case.name}: {', '.join(v.name for v in wanted)}")
-        rows += bench.run(case, make_candidates(case, wanted))
+    on_gpu = {"quick": quick_cases, "table": table_cases}[params.shapes]
+    cases = on_gpu() if target.backend == "cuda" else cpu_cases()
+    bench, rows = Bench(target, options), []
+    with timing.one_thread(target):
+        for case, wanted in plan_cases(cases, chosen_variants(params.peers), target.backend):
+            step(f"{case.name}: {', '.join(v.name for v in wanted)}")
+            rows += bench.run(case, make_candidates(case, wanted))
     step("projected floors of the GPU targets")
     return rows + list(project_floors(target.name))
 

@@ -7,8 +7,8 @@ the host's clock from an idle device to an idle device, launches included.
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -119,6 +119,20 @@ def check_bandwidth(bytes_moved: int, latency_us: float, target: HardwareTarget,
             f"{gbps:.0f} GB/s is above {target.name}'s peak of {target.dram_peak_gbps:.0f} GB/s: "
             "the cache was not cold or the bytes are miscounted"
         )
+
+
+@contextmanager
+def one_thread(target: HardwareTarget) -> Iterator[None]:
+    """On cpu, compute with one thread: the scheduling of threads is not what is timed."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if target.backend == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def synchronize(target: HardwareTarget) -> None:
