@@ -1,5 +1,7 @@
 """Each fault is named without being told, its control replays every step, a slow healthy run has none."""
 
+import dataclasses
+
 import pytest
 
 from workbench.decode.decision import Reason
@@ -97,3 +99,23 @@ def test_log_and_trace_together_name_the_flag_that_nobody_handed_on(lab, tmp_pat
 def test_an_unknown_fault_lists_the_known_ones():
     with pytest.raises(ValueError, match="fault 'gremlin': choose one of tree_cut, "):
         find("gremlin")
+
+
+@pytest.fixture(scope="module")
+def gpu_lab(lab):
+    target, drafter = load_pair("tiny", device="cuda")[:2]
+    return dataclasses.replace(lab, target=target, drafter=drafter, trace_steps=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", [*FAULTS, *HEALTHY], ids=lambda fault: fault.name)
+def test_the_same_verdict_from_cuda_graphs(gpu_lab, fault):
+    conclusion = investigate(gpu_lab.gather(fault))
+    assert (conclusion.cause, conclusion.found_by) == (fault.cause, fault.found_by), conclusion.text
+
+
+@pytest.mark.gpu
+def test_a_cuda_trace_of_replayed_steps_has_one_graph_launch_each(gpu_lab):
+    found = gpu_lab.gather(find("healthy")).audit
+    assert found.steps and all(step.record.graph_launches == 1 for step in found.steps)
+    assert all(step.record.kernels_in_graphs > 100 for step in found.steps)

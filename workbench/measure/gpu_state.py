@@ -118,7 +118,7 @@ def gpm_reason() -> str:
     return "" if support.isSupportedDevice else "the GPU has no GPM (Hopper and later have it)"
 
 
-def read_utilisation(work: Callable[[], object], window_s: float = 0.15) -> tuple[dict[str, float], str]:
+def read_utilisation(work: Callable[[], object], window_s: float = 0.5) -> tuple[dict[str, float], str]:
     """Keep the GPU busy with `work` (which must wait for its end) and read GPM over that window.
 
     Returns ({"dram_util", "tensor_util", "sm_util"} in 0..1, "") or ({}, reason).
