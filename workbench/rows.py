@@ -78,7 +78,7 @@ class Row(BaseModel):
     status: RowStatus
     reason: str = ""
     axes: dict[str, Scalar] = Field(default_factory=dict)
-    errors: dict[str, float] = Field(default_factory=dict)  # rel_fro, cos_diff, max_abs, lse_max_abs
+    errors: dict[str, float] = Field(default_factory=dict)  # rel_fro, cos_diff, max_abs, lse_error
     timing: Timing | None = None
     bytes: int | None = None
     flops: int | None = None

@@ -16,7 +16,7 @@ from workbench.attention.case_inputs import build
 from workbench.attention.cases import AttentionCase
 from workbench.attention.conformance import expected, poisoned_outputs, verdict_of
 from workbench.attention.variants import AUTO_ORDER, find
-from workbench.measure.correctness import compare, judge, lse_error
+from workbench.measure.correctness import compare, judge, lse_distance
 from workbench.shapes import VerifyShape
 
 CASE = AttentionCase(q_lens=(3, 2), kv_lens=(10, 20), heads=2, latent=16, rope=4)
@@ -221,6 +221,6 @@ def test_errors_are_measured_and_judged() -> None:
     assert judge(errors, "bf16") is not None and judge(compare(ref.float(), ref), "fp32") is None
     assert not compare(ref / 0, ref).finite and judge(compare(ref / 0, ref), "bf16") is not None
     inf = torch.tensor([-torch.inf])
-    assert lse_error(inf, inf) == 0 and lse_error(inf, inf * 0 + 1) == torch.inf
+    assert lse_distance(inf, inf) == 0 and lse_distance(inf, inf * 0 + 1) == torch.inf
     with pytest.raises(ValueError, match="out has shape"):
         compare(ref[:3], ref)

@@ -13,7 +13,7 @@ from workbench.attention.cases import AttentionCase
 from workbench.attention.checks import make_call
 from workbench.attention.plan import DTYPES, VerifyPlan, make_plan
 from workbench.attention.variants import find
-from workbench.measure.correctness import Errors, compare, judge, lse_error
+from workbench.measure.correctness import Errors, compare, judge, lse_distance
 from workbench.shapes import VerifyShape
 
 
@@ -22,7 +22,7 @@ class Verdict:
     """Errors of one case and the reason it failed, None when it passed."""
 
     errors: Errors
-    lse_max_abs: float
+    lse_error: float
     reason: str | None
 
 
@@ -81,12 +81,12 @@ def verdict_of(
     has_lse: bool = True,
 ) -> Verdict:
     """Compare with the oracle; rows that see nothing, padding included, must be exactly 0 and -inf."""
-    errors, lse_max_abs = compare(out, ref_out), lse_error(lse, ref_lse) if has_lse else 0.0
+    errors, lse_error = compare(out, ref_out), lse_distance(lse, ref_lse) if has_lse else 0.0
     empty = ref_lse == -torch.inf
-    reason = judge(errors, dtype, lse_max_abs)
+    reason = judge(errors, dtype, lse_error)
     if reason is None and bool(out[empty].any()):
         reason = "a row that sees nothing has out != 0"
-    return Verdict(errors, lse_max_abs, reason)
+    return Verdict(errors, lse_error, reason)
 
 
 def bucket_cases(

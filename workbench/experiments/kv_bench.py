@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from workbench.measure import gpu_state, timing
-from workbench.measure.correctness import compare, judge, lse_error
+from workbench.measure.correctness import compare, judge, lse_distance
 from workbench.rows import Origin, Row, RowStatus, Scalar, Timing
 from workbench.shapes import VerifyShape
 from workbench.targets import HardwareTarget
@@ -96,8 +96,8 @@ class LayoutBench:
         self.out.fill_(float("nan"))
         self.lse.fill_(float("nan"))
         self.attend(self.pool.layers - 1, case.slots.to(self.out.device, torch.int32))
-        errors, lse_abs = compare(self.out, self.expected[0]), lse_error(self.lse, self.expected[1])
-        case.errors = errors.as_dict() | {"lse_max_abs": lse_abs}
+        errors, lse_abs = compare(self.out, self.expected[0]), lse_distance(self.lse, self.expected[1])
+        case.errors = errors.as_dict() | {"lse_error": lse_abs}
         case.reason = judge(errors, self.shape.dtype, lse_abs) or ""
 
     def measure(

@@ -34,8 +34,8 @@ def measure_steps(
         score = _preview(allocator, prompt_tokens)
         result = _decode(pair, target, allocator, prompt_tokens, new_tokens)
         expected = expected or result.tokens[0]
-        axes = {"layout": layout, "prompt_tokens": prompt_tokens, "pool_slots": pool_slots} | axes
-        rows.append(_row(result, result.tokens[0] == expected, score, target, axes))
+        case: dict[str, Scalar] = {"layout": layout, "prompt_tokens": prompt_tokens, "pool_slots": pool_slots}
+        rows.append(_row(result, result.tokens[0] == expected, score, target, case | axes))
     return rows
 
 
