@@ -20,6 +20,7 @@
 //
 // config m64: -DM_TILE=64 -DSTAGES=2 -DSHARED_BYTES=100608
 // config m64_deep (sm_90a sm_100): -DM_TILE=64 -DSTAGES=4 -DSHARED_BYTES=174336
+// config m64_wide (sm_90a): -DM_TILE=64 -DTOKENS=64 -DSTAGES=2 -DSHARED_BYTES=198912
 // config m16_deep (sm_90a sm_100): -DM_TILE=16 -DSTAGES=4 -DSHARED_BYTES=156416
 // config m32: -DM_TILE=32 -DSTAGES=2 -DSHARED_BYTES=91392
 // config m16: -DM_TILE=16 -DSTAGES=2 -DSHARED_BYTES=82688
@@ -74,6 +75,7 @@ constexpr int kSources = kKeepsOwn ? kKSplit - 1 : kKSplit;
 constexpr int kKSteps = kWidth / 16 / kKSplit;          // k16 steps of a warp
 constexpr bool kDeep = STAGES >= 3;                     // a tile lands one barrier early: two barriers a tile, not three
 constexpr int kCopyRows = TOKENS / 32;                  // KV rows a thread copies a part of, per stage
+constexpr bool kQueriesFit = TOKENS >= M_TILE;            // all queries pass through one stage, in one trip to memory
 constexpr int kStageBytes = TOKENS * kRowBytes;
 constexpr int kExchangeBytes = kSources * kOwners * kBlocks * 512;
 constexpr int kStateBytes = kOwners * 32 * 8;
@@ -251,22 +253,23 @@ __device__ __forceinline__ unsigned finite(unsigned word) {
   return word;
 }
 
-// One row's merge over its live splits, 128 of its 512 columns, by a whole block.
-// lse [nsplit], partial [nsplit, 512] of this row; `sums` holds 8 x 128 floats.
-__device__ __forceinline__ void merge_row(const void* partial, const float* lse, int live, int quarter, half_bits* out,
-                                          float* out_lse, float* sums) {
-  constexpr int kElementBytes = PARTIAL_F32 ? 4 : 2, kWords = kElementBytes / 2, kAhead = 4;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int column = quarter * 128 + (threadIdx.x & 15) * 8, group = threadIdx.x >> 4;
-  const unsigned char* const from = static_cast<const unsigned char*>(partial) + column * kElementBytes;
-  float acc[8] = {};
-  float top = minus_infinity(), base = 0.f, total = 0.f;
-  for (int first = group; first - group < live; first += 16 * kAhead) {
+// The weighted sum of this thread's 8 columns over every `stride`-th live split of a row, from `group` < stride on, and
+// the row's maximum LSE and sum of weights. lse [nsplit], partial [nsplit, 512] of the row, from the columns on.
+template <int kAhead>
+__device__ __forceinline__ void weigh_splits(const unsigned char* from, const float* lse, int live, int group, int stride,
+                                             float (&acc)[8], float& top, float& total) {
+  constexpr int kElementBytes = PARTIAL_F32 ? 4 : 2, kWords = kElementBytes / 2;
+  const int lane = threadIdx.x & 31;
+  float base = 0.f;
+  top = minus_infinity(), total = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) acc[i] = 0.f;
+  for (int first = group; first - group < live; first += stride * kAhead) {
     uint4 words[kAhead][kWords];
     float lses[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {  // all loads first: the row maximum is found while they are on their way
-      const int s = first + 16 * i;
+      const int s = first + stride * i;
       lses[i] = s < live ? __ldcg(lse + s) : minus_infinity();
 #pragma unroll
       for (int w = 0; w < kWords; ++w)
@@ -301,6 +304,17 @@ __device__ __forceinline__ void merge_row(const void* partial, const float* lse,
       }
     }
   }
+}
+
+// One row's merge over its live splits, 128 of its 512 columns, by a whole block.
+// lse [nsplit], partial [nsplit, 512] of this row; `sums` holds 8 x 128 floats.
+__device__ __forceinline__ void merge_row(const void* partial, const float* lse, int live, int quarter, half_bits* out,
+                                          float* out_lse, float* sums) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int column = quarter * 128 + (threadIdx.x & 15) * 8;
+  float acc[8], top, total;
+  weigh_splits<4>(static_cast<const unsigned char*>(partial) + column * (PARTIAL_F32 ? 4 : 2), lse, live,
+                  threadIdx.x >> 4, 16, acc, top, total);
 #pragma unroll
   for (int i = 0; i < 8; ++i) acc[i] += __shfl_xor_sync(~0u, acc[i], 16);
   if (lane < 16) {
@@ -393,12 +407,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
       copy_row(stage + copy_offset(thread) + 32 * i * kRowBytes,
                kv + int64(max(slot[i], 0)) * kv_stride + (thread & 7) * 8, slot[i] >= 0);
   };
-  // Rows [32 half, 32 half + 32) of the query tile go through a stage into registers.
-  const auto copy_queries = [&](int half, int stage) {
+  // Rows [32 half, 32 half + 32) of the query tile go through a stage (from its row `at` on) into registers.
+  const auto copy_queries = [&](int half, int stage, int at) {
     const int row = row0 + half * 32 + (thread >> 3);
     const bool valid = row < rows && half * 32 + (thread >> 3) < M_TILE;
     const int node = valid ? row / heads : 0, head = valid ? row % heads : 0;
-    copy_row(stages + copy_offset(thread) + stage * kStageBytes,
+    copy_row(stages + copy_offset(thread) + stage * kStageBytes + at * kRowBytes,
              q + (q_begin + node) * q_token_stride + head * q_head_stride + (thread & 7) * 8, valid);
   };
 
@@ -408,8 +422,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
 #pragma unroll
   for (int tile = 0; tile < STAGES; ++tile) fetch_slots(slots[tile], begin + tile * TOKENS, here);
   constexpr int kFirstTiles = kDeep ? STAGES - 2 : 1;  // the other stages are taken by Q
-  copy_queries(0, STAGES - 1);
-  if (kDeep && kRowGroups == 2) copy_queries(1, STAGES - 2);
+  copy_queries(0, STAGES - 1, 0);
+  if (kRowGroups == 2 && (kDeep || kQueriesFit)) copy_queries(1, kQueriesFit ? STAGES - 1 : STAGES - 2, kQueriesFit ? 32 : 0);
   commit_copies();
 #pragma unroll
   for (int tile = 0; tile < kFirstTiles; ++tile) {
@@ -431,14 +445,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
 
   unsigned q_fragments[kKSteps][kRowTiles][4];
   // Fragment slot s of a warp (s = 8-row block of its row group) holds block s ^ k_part when owners keep their own.
-  const auto load_queries = [&](int stage) {
+  const auto load_queries = [&](int stage, int at) {
     const int chunk = 2 * k_part + (lane >> 4);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
       int block = 2 * m + ((lane >> 3) & 1);
       if (kKeepsOwn) block ^= k_part;
       const unsigned from =
-          stages + stage * kStageBytes + (block * 8 + (lane & 7)) * kRowBytes + 16 * (chunk ^ (lane & 7));
+          stages + stage * kStageBytes + (at + block * 8 + (lane & 7)) * kRowBytes + 16 * (chunk ^ (lane & 7));
 #pragma unroll
       for (int k = 0; k < kKSteps; ++k) load_matrices(q_fragments[k][m], from + 128 * k);
     }
@@ -446,20 +460,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
   wait_copies<kFirstTiles>();
   __syncthreads();
   if (kDeep) {
-    load_queries(STAGES - 1 - row_group);
+    load_queries(STAGES - 1 - (kQueriesFit ? 0 : row_group), kQueriesFit ? 32 * row_group : 0);
     wait_copies<kFirstTiles - 1>();
     __syncthreads();  // the first tile has landed, and the stages of Q are free
     copy_tile(slots[STAGES - 2], stages + (STAGES - 2) * kStageBytes);
     commit_copies();
   } else {
-    if (row_group == 0) load_queries(1);
-    if (kRowGroups == 2) {
+    if (kQueriesFit || row_group == 0) load_queries(1, kQueriesFit ? 32 * row_group : 0);
+    if (kRowGroups == 2 && !kQueriesFit) {
       __syncthreads();
-      copy_queries(1, 1);
+      copy_queries(1, 1, 0);
       commit_copies();
       wait_copies<0>();
       __syncthreads();
-      if (row_group == 1) load_queries(1);
+      if (row_group == 1) load_queries(1, 0);
     }
   }
 
@@ -797,4 +811,51 @@ extern "C" __global__ void __launch_bounds__(kThreads) verify_attn_flash_merge(
 #endif
   merge_row(from, partial_lse + row * nsplit, (kv_len + per_split - 1) / per_split, blockIdx.y, out + out_row * kLatent,
             out_lse + out_row, sums);
+}
+
+// Grid (ceil(2 T * heads * groups / 8)): `groups` (a divisor of 8) warps merge 256 columns of a row, so that many rows
+// need few blocks; padding rows become 0 and -inf.
+extern "C" __global__ void __launch_bounds__(kThreads) verify_attn_flash_merge_warps(
+    const int* __restrict__ qo_indptr, const int* __restrict__ kv_indptr, int has_draft_slots, int bs, int heads,
+    int max_rows, int nsplit, half_bits* __restrict__ out, float* __restrict__ out_lse, const void* partial,
+    const float* partial_lse, int out_rows, int groups) {
+  __shared__ float sums[8 * 256];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = warp & (groups - 1);
+  const int unit = (blockIdx.x * 8 + warp) / groups, out_row = unit >> 1, half = unit & 1, token = out_row / heads;
+  int request = 0;  // requests that end at or before this token
+  for (int r = lane; r < bs; r += 32) request += qo_indptr[r + 1] <= token;
+#pragma unroll
+  for (int x = 16; x > 0; x >>= 1) request += __shfl_xor_sync(~0u, request, x);
+  float acc[8] = {}, top = minus_infinity(), total = 0.f;
+  const bool inside = out_row < out_rows;
+  if (inside && request < bs) {
+    const int q_begin = qo_indptr[request];
+    const int listed = kv_indptr[request + 1] - kv_indptr[request];
+    const int kv_len = has_draft_slots ? listed + qo_indptr[request + 1] - q_begin : listed;
+    const int per_split = split_rows(kv_len, nsplit), live = (kv_len + per_split - 1) / per_split;
+    const int64 row = int64(request) * max_rows + out_row - int64(q_begin) * heads;
+    const unsigned char* const from = static_cast<const unsigned char*>(partial) +
+                                      (row * nsplit * kLatent + half * 256 + lane * 8) * (PARTIAL_F32 ? 4 : 2);
+    weigh_splits<PARTIAL_F32 ? 2 : 6>(from, partial_lse + row * nsplit, live, group, groups, acc, top, total);
+  }
+  if (groups > 1) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4)
+      *reinterpret_cast<float4*>(sums + warp * 256 + i * 32 + lane * 4) =
+          make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+    __syncthreads();
+    for (int g = 1; group == 0 && g < groups; ++g) {
+#pragma unroll
+      for (int i = 0; i < 8; i += 4) {
+        const float4 more = *reinterpret_cast<const float4*>(sums + (warp + g) * 256 + i * 32 + lane * 4);
+        acc[i] += more.x, acc[i + 1] += more.y, acc[i + 2] += more.z, acc[i + 3] += more.w;
+      }
+    }
+  }
+  if (group != 0 || !inside) return;
+  const float inverse = total > 0.f ? 1.f / total : 0.f;
+  *reinterpret_cast<uint4*>(out + int64(out_row) * kLatent + half * 256 + lane * 8) =
+      make_uint4(pack(acc[0] * inverse, acc[1] * inverse), pack(acc[2] * inverse, acc[3] * inverse),
+                 pack(acc[4] * inverse, acc[5] * inverse), pack(acc[6] * inverse, acc[7] * inverse));
+  if (half == 0 && lane == 0) out_lse[out_row] = total > 0.f ? (top + log2f(total)) * kLn2 : minus_infinity();
 }

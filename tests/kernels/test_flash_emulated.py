@@ -27,14 +27,14 @@ LAYOUTS = ("causal", "tree", "full", "packed")
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Config], Any]:
-    built: dict[Config, Any] = {}
+    built: dict[tuple[str, ...], Any] = {}
 
     def get(config: Config) -> Any:
-        if config not in built:
+        if config.flags not in built:
             folder = tmp_path_factory.mktemp("emulated")
-            names = [cuda_flash.KERNEL, cuda_flash.MERGE_KERNEL]
-            built[config] = build_library(cuda_flash.SOURCE, names, config.flags, folder)
-        return built[config]
+            names = [cuda_flash.KERNEL, *cuda_flash.MERGE_KERNELS.values()]
+            built[config.flags] = build_library(cuda_flash.SOURCE, names, config.flags, folder)
+        return built[config.flags]
 
     return get
 
@@ -76,7 +76,8 @@ def check(library: Callable[[Config], Any], monkeypatch: pytest.MonkeyPatch) -> 
         together = config.merge == "fused"
         attention = EmulatedKernel(compiled, cuda_flash.KERNEL, seed=seed, together=together)
         plan.state["aligned" if aligned else "unaligned"] = (attention, config)
-        plan.state["merge"] = EmulatedKernel(compiled, cuda_flash.MERGE_KERNEL)
+        if not together:
+            plan.state["merge"] = EmulatedKernel(compiled, cuda_flash.MERGE_KERNELS[config.merge])
         reference = expected(inputs)
         for _ in range(2):  # the second run meets what the first left in the workspaces
             cuda_flash.launch(plan, call)
@@ -110,9 +111,11 @@ def test_row_tiles(check: Callable[..., None], block_m: int, heads: int) -> None
     check(replace(MLA, q_lens=(3,), kv_lens=(70,), heads=heads, nsplit=2, seed=heads), block_m=block_m)
 
 
+@pytest.mark.parametrize("block_n", [32, 64])
 @pytest.mark.parametrize("seed", range(4))
-def test_any_order_of_warps_gives_the_result(check: Callable[..., None], seed: int) -> None:
-    check(replace(MLA, q_lens=(11,), kv_lens=(140,), nsplit=1, seed=seed), seed=seed, block_m=64)
+def test_any_order_of_warps_gives_the_result(check: Callable[..., None], seed: int, block_n: int) -> None:
+    case = replace(MLA, q_lens=(11,), kv_lens=(140,), nsplit=1, seed=seed)
+    check(case, seed=seed, block_m=64, block_n=block_n)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -123,8 +126,23 @@ def test_fused_merge(check: Callable[..., None], seed: int) -> None:
     check(case, seed=seed, merge="fused", block_m=64)
 
 
+@pytest.mark.parametrize("nsplit", [2, 9, 17, 40])  # 1, 2, 4 and 8 warps share half a row
+def test_merge_by_warps(check: Callable[..., None], nsplit: int) -> None:
+    case = replace(
+        MLA, q_lens=(3, 0, 2), kv_lens=(700, 0, 20), heads=3, nsplit=nsplit, seed=nsplit, padding_requests=1,
+        padding_rows=3,
+    )  # fmt: skip
+    check(case, merge="warps", block_m=16)
+
+
+WIDE: list[dict[str, Any]] = [
+    {"num_stages": 4}, {"block_n": 64}, {"block_n": 64, "num_stages": 3}, {"partial_dtype": "fp32"},
+    {"partial_dtype": "fp32", "merge": "warps"},
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("tunables", [{"num_stages": 4}, {"block_n": 64}, {"partial_dtype": "fp32"}], ids=str)
+@pytest.mark.parametrize("tunables", WIDE, ids=str)
 def test_tunables(check: Callable[..., None], tunables: dict[str, Any]) -> None:
     check(replace(MLA, q_lens=(8, 2), kv_lens=(150, 64), nsplit=2, mask="full"), block_m=64, **tunables)
 

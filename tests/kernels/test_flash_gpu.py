@@ -18,9 +18,12 @@ pytestmark = pytest.mark.gpu
 MLA = AttentionCase(dtype="bf16", latent=512, rope=64)
 WIDTHS: dict[str, Any] = {"dtype": "bf16", "latent": 512, "rope": 64}
 TUNABLES: list[dict[str, Any]] = [
-    {"block_m": 16}, {"block_m": 32}, {"block_m": 64}, {"block_m": 64, "num_stages": 2},
-    {"block_m": 16, "min_blocks": 2, "num_stages": 2}, {"block_m": 64, "partial_dtype": "fp32"},
-    {"block_m": 64, "num_stages": 3}, {"block_m": 64, "block_n": 64, "num_stages": 2},
+    {"block_m": 16}, {"block_m": 32}, {"block_m": 64}, {"block_m": 64, "partial_dtype": "fp32"},
+    {"block_m": 64, "block_n": 32, "num_stages": 2},
+    {"block_m": 16, "block_n": 32, "num_stages": 2, "min_blocks": 2},
+    {"block_m": 64, "block_n": 32, "num_stages": 3}, {"block_m": 64, "block_n": 64, "num_stages": 2},
+    {"block_m": 32, "block_n": 64, "num_stages": 2}, {"block_m": 16, "block_n": 64, "num_stages": 2},
+    {"merge": "warps"}, {"merge": "warps", "partial_dtype": "fp32"},
 ]  # fmt: skip
 
 
@@ -39,7 +42,8 @@ def test_pairwise_cases(case: AttentionCase) -> None:
 @pytest.mark.parametrize("tunables", TUNABLES, ids=str)
 def test_tunables(tunables: dict[str, Any], nsplit: int) -> None:
     case = replace(MLA, q_lens=(9, 0, 33), kv_lens=(2000, 0, 777), nsplit=nsplit, padding_rows=3)
-    config = cuda_flash.Config(**({"num_stages": 4} | tunables))
+    auto = cuda_flash.default_tunables(case.shape, targets.detect(), False)
+    config = cuda_flash.Config(**(auto | tunables))
     if config.shared_bytes + cuda_flash.STATIC_SMEM_BYTES > targets.detect().smem_per_block_bytes:
         pytest.skip(f"{config.shared_bytes} B of shared memory are more than this GPU has")
     assert (verdict := check_case("cuda_flash", case, "cuda", **tunables)).reason is None, verdict
@@ -52,7 +56,7 @@ def test_fused_merge(block_m: int) -> None:
     assert verdict.reason is None, verdict
 
 
-@pytest.mark.parametrize("merge", ["kernel", "fused"])
+@pytest.mark.parametrize("merge", ["kernel", "warps", "fused"])
 @pytest.mark.parametrize("form", ["listed", "slots"])
 @pytest.mark.parametrize("mask", ["causal", "tree", "full", "packed"])
 def test_a_captured_bucket_serves_every_step(mask: str, form: str, merge: str) -> None:

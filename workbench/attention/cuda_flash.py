@@ -6,22 +6,21 @@ from typing import Any
 
 import torch
 
-from workbench.attention import build
+from workbench.attention import build, flash_costs
 from workbench.attention.plan import DTYPES, VerifyCall, VerifyPlan
 from workbench.attention.splits import INVARIANT_NSPLIT
 from workbench.shapes import VerifyShape
 from workbench.targets import HardwareTarget
 
 SOURCE = build.KERNELS_DIR / "verify_attn_flash.cu"
-KERNEL, MERGE_KERNEL = "verify_attn_flash", "verify_attn_flash_merge"
+KERNEL = "verify_attn_flash"
+MERGE_KERNELS = {"kernel": "verify_attn_flash_merge", "warps": "verify_attn_flash_merge_warps"}
 THREADS, LATENT, ROW_BYTES = 256, 512, 1152
 LOG2E = 1.4426950408889634
 MASK_CODES = {"causal": 0, "tree": 1, "full": 2, "packed": 3}
-MERGES = ("kernel", "fused")
+MERGES = (*MERGE_KERNELS, "fused")
 PARTIAL_DTYPES = ("same", "fp32")
 STATIC_SMEM_BYTES = 128
-# nsplit="auto" counts time in KV tiles: what a block spends besides its tiles, and a merge pass per split
-FIXED_TILES, MERGE_TILES_PER_SPLIT = 3.0, 0.03
 
 
 @dataclass(frozen=True)
@@ -75,20 +74,26 @@ def supports(shape: VerifyShape, target: HardwareTarget) -> str | None:
 
 
 def default_tunables(shape: VerifyShape, target: HardwareTarget, batch_invariant: bool) -> dict[str, Any]:
-    """The smallest tile that holds a request's rows; batch-invariant always 64: tiles round apart."""
-    fitting = [rows for rows in (16, 32, 64) if shape.rows <= rows]
-    block_m = fitting[0] if fitting and not batch_invariant else 64
-    tunables = {
-        "block_m": block_m,
-        "block_n": 32,
-        "min_blocks": 1,
-        "partial_dtype": "same",
-        "merge": "kernel",
-    }
-    stages = [
-        n for n in (4, 3, 2) if _smem_bytes(tunables | {"num_stages": n}) <= target.smem_per_block_bytes
-    ]
-    return tunables | {"num_stages": stages[0]}
+    """The tile with the least modelled time; batch-invariant always the widest: tiles round apart.
+
+    64 KV rows a stage where shared memory holds two of them, else 32 with as many stages as fit, 4 at most;
+    64 x 64 on sm_90 only: it spills elsewhere.
+    """
+    rest: dict[str, Any] = {"min_blocks": 1, "partial_dtype": "same", "merge": "kernel"}
+    fitting = {}
+    for block_m, block_n in flash_costs.TILE_US:
+        tile = rest | {"block_m": block_m, "block_n": block_n}
+        stages = [
+            n for n in (4, 3, 2) if _smem_bytes(tile | {"num_stages": n}) <= target.smem_per_block_bytes
+        ]
+        if stages and (block_m * block_n < 64 * 64 or target.compute_capability[0] == 9):
+            fitting[block_m, block_n] = stages[0]
+    whole = min((m for m in (16, 32, 64) if shape.rows <= m), default=64)  # the smallest that holds all rows
+    rows = {64} if batch_invariant else {whole, min(whole, 32)}
+    candidates = [tile for tile in fitting if tile[0] in rows]
+    best = flash_costs.best_tile(shape, target.sm_count, candidates)
+    block_m, block_n = (64, max(n for _, n in candidates)) if batch_invariant else best
+    return rest | {"block_m": block_m, "block_n": block_n, "num_stages": fitting[block_m, block_n]}
 
 
 def _smem_bytes(tunables: dict[str, Any]) -> int:
@@ -98,19 +103,11 @@ def _smem_bytes(tunables: dict[str, Any]) -> int:
 def choose_nsplit(
     shape: VerifyShape, target: HardwareTarget, tunables: dict[str, Any], batch_invariant: bool
 ) -> int:
-    """The split count with the least modelled time: waves of blocks x tiles of a split, and the merge."""
+    """The split count with the least modelled time, see `flash_costs`."""
     if batch_invariant:
         return INVARIANT_NSPLIT
-    blocks = max(1, -(-shape.rows // tunables["block_m"])) * shape.bs
     slots = target.sm_count * tunables["min_blocks"]
-    tiles = max(1, -(-shape.max_kv_len // tunables["block_n"]))
-
-    def modelled_tiles(nsplit: int) -> float:
-        waves = -(-blocks * nsplit // slots)
-        merge = 0.0 if nsplit == 1 else 1.0 + MERGE_TILES_PER_SPLIT * nsplit
-        return waves * (FIXED_TILES + -(-tiles // nsplit)) + merge
-
-    return min(range(1, min(tiles, 2 * slots) + 1), key=modelled_tiles)
+    return flash_costs.best_nsplit(shape, slots, tunables["block_m"], tunables["block_n"])
 
 
 def workspaces(
@@ -146,14 +143,15 @@ def launch(plan: VerifyPlan, call: VerifyCall) -> None:
     with torch.cuda.device(call.q.device), _current_stream(call.q.device):
         attention, config = _attention_kernel(plan, _is_aligned(call))
         _run(attention, config, plan, call, 0, 0)
-        if plan.nsplit > 1 and config.merge == "kernel":
-            merge_grid = (call.q.shape[0] * plan.shape.heads, 4)
-            plan.state["merge"](merge_grid, (THREADS,), _merge_arguments(plan, call))
+        if plan.nsplit > 1 and config.merge != "fused":
+            grid, arguments = _merge_launch(plan, call)
+            plan.state["merge"](grid, (THREADS,), arguments)
 
 
 def prepare(plan: VerifyPlan) -> None:
-    """Compile and load what `plan` launches, so that its first call can already be captured."""
-    _attention_kernel(plan, aligned=True)
+    """Compile and load what `plan` launches on aligned tensors: its first call can already be captured."""
+    with torch.cuda.device(plan.device):
+        _attention_kernel(plan, aligned=True)
 
 
 def dump_scores(plan: VerifyPlan, call: VerifyCall) -> torch.Tensor:
@@ -195,14 +193,15 @@ def _attention_kernel(plan: VerifyPlan, aligned: bool) -> tuple[Any, Config]:
         config = _config(plan, aligned)
         _check_fits(plan, config)
         plan.workspaces["arrivals"].zero_()  # every launch leaves them zero
-        plan.state.setdefault("merge", _load(plan, config, MERGE_KERNEL))
+        if config.merge != "fused":
+            plan.state.setdefault("merge", _load(plan, config, MERGE_KERNELS[config.merge]))
         plan.state[name] = (_load(plan, config, KERNEL), config)
     return plan.state[name]
 
 
 def _load(plan: VerifyPlan, config: Config, kernel: str) -> Any:
     cubin = build.compile_cubin(SOURCE, config.flags, plan.target.arch)
-    if kernel == MERGE_KERNEL:
+    if kernel != KERNEL:
         return build.load(cubin, kernel)
     fused = config.merge == "fused" and plan.nsplit > 1
     return build.load(cubin, kernel, shared_bytes=config.shared_bytes, cooperative=fused)
@@ -233,7 +232,10 @@ def _is_aligned(call: VerifyCall) -> bool:
 def _current_stream(device: torch.device) -> Any:
     import cupy
 
-    return cupy.cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream, device.index or 0)
+    stream = torch.cuda.current_stream(device)
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(stream)
+    return cupy.cuda.ExternalStream(stream.cuda_stream, device.index or 0)  # CuPy before 14
 
 
 def _arguments(plan: VerifyPlan, call: VerifyCall, scores: int, scores_width: int) -> tuple[Any, ...]:
@@ -256,13 +258,23 @@ def _arguments(plan: VerifyPlan, call: VerifyCall, scores: int, scores_width: in
     )  # fmt: skip
 
 
-def _merge_arguments(plan: VerifyPlan, call: VerifyCall) -> tuple[Any, ...]:
+def merge_groups(nsplit: int) -> int:
+    """Warps of merge="warps" that share half a row: 6 splits each, all in flight, unless 8 are too few."""
+    return next((groups for groups in (1, 2, 4) if nsplit <= 6 * groups), 8)
+
+
+def _merge_launch(plan: VerifyPlan, call: VerifyCall) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    """Grid and arguments of the merge kernel this plan uses."""
     from numpy import int32
 
-    pools = plan.workspaces
-    return (
+    pools, rows = plan.workspaces, call.q.shape[0] * plan.shape.heads
+    arguments = (
         call.qo_indptr.data_ptr(), call.kv_indptr.data_ptr(), int32(call.draft_slots is not None),
         int32(call.bs), int32(plan.shape.heads), int32(plan.shape.rows), int32(plan.nsplit),
         call.out.data_ptr(), call.lse.data_ptr(), pools["partial_out"].data_ptr(),
         pools["partial_lse"].data_ptr(),
     )  # fmt: skip
+    if plan.tunables["merge"] == "kernel":
+        return (rows, 4), arguments
+    groups = merge_groups(plan.nsplit)
+    return (-(-2 * rows * groups // 8),), (*arguments, int32(rows), int32(groups))

@@ -106,6 +106,8 @@ def make_plan(
     plan = VerifyPlan(
         chosen.name, count, shape, device, target, batch_invariant, values, workspaces, launcher.launch
     )
+    if chosen.backend == "cuda":
+        launcher.prepare(plan)  # compiles and loads: the first call may already be captured
     plan.handle = next(_handles)
     _live[plan.handle] = plan
     return plan

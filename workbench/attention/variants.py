@@ -14,6 +14,8 @@ names whatever it lacks in `supports`:
     workspaces(shape, nsplit, tunables) -> dict[str, tuple[tuple[int, ...], torch.dtype]]
     # write every row of call.out and call.lse
     launch(plan: VerifyPlan, call: VerifyCall) -> None
+    # backend "cuda" only, called by make_plan: compile and load what the first call may already capture
+    prepare(plan) -> None
 
 `launch` of a capturable variant makes no allocation, copy or host sync and no decision that depends on tensor
 contents. `call` holds checked tensors (`workbench.attention.plan.VerifyCall`).
