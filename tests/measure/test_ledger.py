@@ -4,7 +4,15 @@ import time
 
 import pytest
 
-from workbench.measure.ledger import STAGES, HostClock, Ledger, NoClock, format_summary, profile_interval
+from workbench.measure.ledger import (
+    STAGES,
+    HostClock,
+    HostWatch,
+    Ledger,
+    NoClock,
+    format_summary,
+    profile_interval,
+)
 
 SEGMENTS = ("other", "draft", "verify", "draft")
 
@@ -26,7 +34,7 @@ def run_step(clock, unmarked_us=0.0):
 
 
 def add(ledger, reading, **changes):
-    facts = dict(step=0, bs=1, replayed=True, host_us=5.0, wait_us=1.0, tokens=2)
+    facts = dict(step=0, bs=1, replayed=True, tokens=2, watch=HostWatch())
     return ledger.add(reading, **(facts | changes))
 
 
@@ -61,6 +69,32 @@ def test_summary_and_its_line():
     text = format_summary(summary, 3)
     assert "draft" in text and "unattributed" in text and "tree" not in text
     assert Ledger(SEGMENTS, every=0).summary() == {}
+
+
+def test_host_time_is_neither_waiting_nor_done_once():
+    ledger, clock = Ledger(SEGMENTS, every=0), HostClock(4)
+    for step in range(5):
+        reading, watch = run_step(clock), HostWatch()
+        for part, us in (("schedule", 100), ("launch", 200), ("wait", 900)):
+            wait(us)
+            watch.lap(part)
+        wait(500)  # other steps' work
+        watch.resume()
+        if step == 3:
+            wait(5000)
+            watch.lap("one_off")
+        record = add(ledger, reading, step=step, watch=watch)
+        laps = record.laps_us
+        assert record.host_us == pytest.approx(laps["schedule"] + laps["launch"] + laps["read"])
+        assert laps["schedule"] >= 100 and laps["launch"] >= 200 and laps["wait"] >= 900
+        assert record.host_us < laps["wait"] + laps["schedule"] + laps["launch"]
+    ledger.add_one_off("finish", 5000.0)
+    ledger.add_one_off("finish", 1000.0)
+    summary = ledger.summary()
+    hosts = sorted(record.host_us for record in ledger.records)
+    assert summary["host_us"] == hosts[2] <= summary["host_p90_us"] <= summary["host_max_us"] == hosts[-1]
+    assert 100 <= summary["host_schedule_us"] < summary["host_launch_us"] and summary["host_tree_us"] == 0.0
+    assert summary["wait_us"] >= 900 and summary["one_off_us"] == 6000.0
 
 
 def test_profile_variable_prints_every_so_many_steps(monkeypatch):

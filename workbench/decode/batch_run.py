@@ -14,7 +14,7 @@ from workbench.decode.log import DecodeLog
 from workbench.decode.result import DecodeResult, ReplaySummary
 from workbench.decode.scheduler import Request, Scheduler
 from workbench.decode.step import SEGMENT_STAGES
-from workbench.measure.ledger import Ledger
+from workbench.measure.ledger import HostWatch, Ledger
 from workbench.tree.sampling import draw_tokens
 
 if TYPE_CHECKING:
@@ -74,8 +74,10 @@ class BatchRun:
         """End every request where it stands, after reading what is in flight."""
         for step in self.in_flight[:]:
             self._read(step)
+        start = time.perf_counter()
         for request in self.scheduler.running[:]:
             self.scheduler.finish(request)
+        self.ledger.add_one_off("finish", (time.perf_counter() - start) * 1e6)
         self.scheduler.waiting.clear()
 
     def _admit(self) -> None:
@@ -86,7 +88,9 @@ class BatchRun:
             admitted += 1
             self._prefill(request)
         if admitted:
-            self.prefill_s += time.perf_counter() - start
+            seconds = time.perf_counter() - start
+            self.prefill_s += seconds
+            self.ledger.add_one_off("admit", seconds * 1e6)
             s = self.scheduler
             self.log.add_prefill(admitted, tokens, s.held_tokens, len(s.running), len(s.waiting))
 
@@ -125,6 +129,7 @@ class BatchRun:
         return int(draw_tokens(logits[:1], noise, temperature=self.temperature, top_k=s.top_k, top_p=s.top_p))
 
     def _launch(self) -> LaunchedStep | None:
+        watch = HostWatch()
         requests = self.scheduler.due()
         if not requests:
             return None
@@ -133,7 +138,7 @@ class BatchRun:
             self._make_room()
             return None
         try:
-            step = self.launcher.launch(requests, slots)
+            step = self.launcher.launch(requests, slots, watch)
         except BaseException:
             self.scheduler.free(slots.reshape(-1))
             raise
@@ -152,9 +157,9 @@ class BatchRun:
 
     def _read(self, step: LaunchedStep) -> None:
         """Take over the results of one step: tokens, slots, statistics, log."""
-        start = time.perf_counter()
+        step.watch.resume()
         result = step.pending.wait()
-        waited = time.perf_counter()
+        step.watch.lap("wait")
         self.in_flight.remove(step)
         accept_lengths = []
         for row, request in enumerate(step.requests):
@@ -164,7 +169,7 @@ class BatchRun:
                 self.discarded += 1
                 continue
             accept_lengths.append(self._take(request, step, row, result))
-        self._record(step, accept_lengths, (waited - start) * 1e6, (time.perf_counter() - waited) * 1e6)
+        self._record(step, accept_lengths)
 
     def _take(self, request: Request, step: LaunchedStep, row: int, result: Any) -> int:
         length = int(result.accept_length[row])
@@ -174,8 +179,16 @@ class BatchRun:
         counted = self._emit(request, tokens)
         request.accept_lengths.append(counted)
         if request.is_done:
-            self.scheduler.finish(request)
+            self._finish(request, step)
         return counted
+
+    def _finish(self, request: Request, step: LaunchedStep) -> None:
+        """Free a request that is done with `step`: once in its life, so not the step's own time."""
+        step.watch.lap("read")
+        before_us = step.watch.laps_us.get("one_off", 0.0)
+        self.scheduler.finish(request)
+        step.watch.lap("one_off")
+        self.ledger.add_one_off("finish", step.watch.laps_us["one_off"] - before_us)
 
     def _emit(self, request: Request, tokens: list[int]) -> int:
         counted = request.take(tokens)
@@ -183,7 +196,7 @@ class BatchRun:
             self.on_tokens(request.index, tokens[:counted])
         return counted
 
-    def _record(self, step: LaunchedStep, accept_lengths: list[int], wait_us: float, host_us: float) -> None:
+    def _record(self, step: LaunchedStep, accept_lengths: list[int]) -> None:
         claim, s = step.claim, self.scheduler
         if accept_lengths:
             self.log.add_step(accept_lengths, s.held_tokens, len(s.waiting), claim.replayed)
@@ -192,9 +205,8 @@ class BatchRun:
             step=step.index,
             bs=len(step.requests),
             replayed=bool(claim.replayed),
-            host_us=step.launch_us + host_us,
-            wait_us=wait_us,
             tokens=sum(accept_lengths),
+            watch=step.watch,
         )
 
     def live_slots(self) -> set[int]:

@@ -71,6 +71,7 @@ class StepBuffers:
         self.noise = torch.zeros(bs * width, dtype=torch.float32, device=device)
         self.result = torch.zeros(bs, 2 * max_accept + 3, dtype=torch.int64, device=device)
         self.flat_index = torch.arange(bs * max_context, device=device)
+        self.host_tree: TreeBuffers | None = None  # of split_graph mode: written by the host, then sent up
         self.draft_logits: Tensor | None = None  # [bs, L, V], of the last step or of the graph
         self.logits: Tensor | None = None  # [bs * width, V] fp32
         self.taps: Tensor | None = None  # [bs * width, F]
@@ -85,6 +86,7 @@ class StepBuffers:
             getattr(self, name)[:n] = getattr(other, name)[:n]
         self.kv_indptr.copy_(other.kv_indptr[: self.bs + 1])
         self.kv_indices.copy_(other.kv_indices[: len(self.kv_indices)])
+        self.draft_logits = other.draft_logits
         _cut_tree(self.tree, other.tree, n)
 
     def unpack(self, result: Any) -> "StepResult":

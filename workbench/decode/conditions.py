@@ -50,12 +50,14 @@ def _sampling(runner: GraphRunner, batch: StepBatch) -> str | None:
 
 
 def _width(runner: GraphRunner, batch: StepBatch) -> str | None:
+    if any(bucket.width == batch.width for bucket in runner.captured):
+        return None
     widths = sorted({bucket.width for bucket in runner.captured})
-    return None if batch.width in widths else f"width {batch.width}, captured {', '.join(map(str, widths))}"
+    return f"width {batch.width}, captured {', '.join(map(str, widths))}"
 
 
 def _batch_size(runner: GraphRunner, batch: StepBatch) -> str | None:
-    size, largest = runner.compared_size(batch), max(runner.sizes(batch.width))
+    size, largest = runner.compared_size(batch), runner.sizes(batch.width)[-1]
     return f"batch {size}, largest captured {largest}" if size > largest else None
 
 

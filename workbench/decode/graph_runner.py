@@ -1,6 +1,7 @@
 """Captures the step once per bucket and decides, with a reason, whether a step is replayed from a graph."""
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ MODES = ("eager", "split_graph", "step_graph")
 # (attributes of the object that holds it, its name there, its name for people, its address at capture)
 Watched = tuple[dict[str, Any], str, str, int]
 OUTPUTS = ("draft_logits", "logits", "taps")
+PART_OUTPUTS = {"step": OUTPUTS, "draft": OUTPUTS[:1], "verify": OUTPUTS[1:]}
 
 
 @dataclass
@@ -32,8 +34,9 @@ class Captured:
 
     graphs: dict[str, Graph]
     watched: list[Watched]
-    outputs: dict[str, Any]
-    seconds: float
+    outputs: dict[str, list[tuple[str, Any]]]  # per graph: what it leaves in the bucket's buffers
+    seconds: float  # of the capture alone
+    warmup_s: float  # before it: buffers, plans, compiling, one eager step
     reserved_bytes: int  # grown by this bucket
 
 
@@ -58,6 +61,7 @@ class GraphRunner:
     hidden_mode: str = "taps"
     captured: dict[Bucket, Captured] = field(default_factory=dict)
     ordered: list[Bucket] = field(default_factory=list)  # captured buckets, ascending
+    widths: dict[int, list[int]] = field(default_factory=dict)  # width -> captured batch sizes, ascending
     buffers: dict[Bucket, StepBuffers] = field(default_factory=dict)
     counts: Counter[Reason] = field(default_factory=Counter)
     replays: Counter[Bucket] = field(default_factory=Counter)
@@ -120,23 +124,29 @@ class GraphRunner:
             if self.strict:
                 raise
         self.ordered = sorted(self.captured)
+        self.widths = {}
+        for bucket in self.ordered:
+            self.widths.setdefault(bucket.width, []).append(bucket.bs)
         self.hooks.after_capture(self)
 
     def _capture_bucket(self, bucket: Bucket, pool: Any) -> Captured:
         assert self.backend is not None
-        start, before = time.perf_counter(), self.backend.reserved_bytes()
+        begin, before = time.perf_counter(), self.backend.reserved_bytes()
         b = self.make_buffers(bucket)
         b.inputs.zero_()
         self._warm_up(b)
+        warm = time.perf_counter()
         graphs = {
             name: self.backend.capture(partial(part, b), pool, [self.step.generator])
             for name, part in self.parts.items()
         }
+        done = time.perf_counter()
         return Captured(
             graphs=graphs,
             watched=self._watch(b),
-            outputs={name: getattr(b, name) for name in OUTPUTS},
-            seconds=time.perf_counter() - start,
+            outputs={part: [(name, getattr(b, name)) for name in PART_OUTPUTS[part]] for part in graphs},
+            seconds=done - warm,
+            warmup_s=warm - begin,
             reserved_bytes=self.backend.reserved_bytes() - before,
         )
 
@@ -169,7 +179,7 @@ class GraphRunner:
 
     def sizes(self, width: int) -> list[int]:
         """Captured batch sizes of this width, ascending."""
-        return [bucket.bs for bucket in self.ordered if bucket.width == width]
+        return self.widths.get(width, [])
 
     def compared_size(self, batch: StepBatch) -> int:
         """The number that is compared with the captured batch sizes."""
@@ -177,8 +187,8 @@ class GraphRunner:
 
     def pick_bucket(self, batch: StepBatch) -> Bucket:
         """The smallest captured bucket that holds the batch."""
-        size = self.compared_size(batch)
-        return Bucket(min(bs for bs in self.sizes(batch.width) if bs >= size), batch.width)
+        sizes = self.sizes(batch.width)
+        return Bucket(sizes[bisect_left(sizes, self.compared_size(batch))], batch.width)
 
     def decide(self, batch: StepBatch) -> ReplayDecision:
         """Replay or not, and why: the first condition that fails is the reason."""
@@ -212,7 +222,7 @@ class GraphRunner:
             captured.graphs[part].replay()
         if part != "draft":
             self.replays[decision.bucket] += 1
-        for name, value in captured.outputs.items():
+        for name, value in captured.outputs[part]:
             setattr(b, name, value)
         return True
 
@@ -220,12 +230,13 @@ class GraphRunner:
         return {"step": self.step.run, "draft": self.step.draft_part, "verify": self.step.verify_part}[part]
 
     def capture_report(self) -> list[dict[str, Any]]:
-        """One entry per bucket: size, seconds, reserved bytes, nodes."""
+        """One entry per bucket: size, seconds of warm-up and capture, reserved bytes, nodes."""
         return [
             {
                 "bs": bucket.bs,
                 "width": bucket.width,
                 "capture_s": done.seconds,
+                "warmup_s": done.warmup_s,
                 "reserved_bytes": done.reserved_bytes,
                 "nodes": sum(graph.nodes for graph in done.graphs.values()),
                 "replays": self.replays[bucket],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from workbench.decode.host_tree import build_on_host
 from workbench.decode.scheduler import Request
 from workbench.decode.step import mark_trace
 from workbench.decode.transfer import Pending
-from workbench.measure.ledger import Reading
+from workbench.measure.ledger import HostWatch, Reading
 
 if TYPE_CHECKING:
     from workbench.decode.loop import SpeculativeDecoder
@@ -31,7 +30,7 @@ class LaunchedStep:
     pending: Pending
     reading: Reading
     claim: StepClaim
-    launch_us: float
+    watch: HostWatch
 
 
 @dataclass
@@ -40,12 +39,13 @@ class Launcher:
 
     d: SpeculativeDecoder
     claims: list[StepClaim] = field(default_factory=list)
+    watch: HostWatch = field(default_factory=HostWatch)  # of the step being launched
     shadow: list[Any] = field(default_factory=list)
 
-    def launch(self, requests: list[Request], slots: np.ndarray) -> LaunchedStep:
-        """Launch one step of `requests` [n] with reserved slots [n, width]; waits for nothing."""
-        start = time.perf_counter()
+    def launch(self, requests: list[Request], slots: np.ndarray, watch: HostWatch) -> LaunchedStep:
+        """Launch one step of `requests` [n] with reserved slots [n, width]; only a host tree waits."""
         d, index = self.d, len(self.claims)
+        self.watch = watch
         batch = self._facts(requests)
         d.clock.start()
         with mark_trace(f"decode_step#{index}"):
@@ -56,14 +56,15 @@ class Launcher:
             with d.step.segment("result", b):
                 pending = d.transfer.download(b, index)
         reading = d.clock.stop()
+        pending.close()
         d.hooks.after_step(index, b)
         for request in requests:
             request.in_flight += 1
         claim = d.hooks.claim(claim)
         self.claims.append(claim)
         d.runner.counts[claim.reason] += 1
-        launch_us = (time.perf_counter() - start) * 1e6
-        return LaunchedStep(index, requests, slots, pending, reading, claim, launch_us)
+        watch.lap("collect")
+        return LaunchedStep(index, requests, slots, pending, reading, claim, watch)
 
     def _facts(self, requests: list[Request]) -> StepBatch:
         d = self.d
@@ -92,6 +93,7 @@ class Launcher:
         with d.step.segment("upload", b):
             d.transfer.upload(b, index, [r.row for r in requests], slots)
         d.hooks.before_step(index, b)
+        self.watch.lap("schedule")
         return b
 
     def _run_whole(
@@ -101,6 +103,7 @@ class Launcher:
         decision = d.runner.choose(batch)
         b = self._place(decision, batch, requests, slots, index)
         replayed = self._run_part("step", b, decision, index)
+        self.watch.lap("launch")
         return b, StepClaim(index, replayed, decision.reason, decision.detail, batch.bs, batch.width)
 
     def _run_part(self, part: str, b: StepBuffers, decision: ReplayDecision, index: int) -> bool:
@@ -121,16 +124,20 @@ class Launcher:
         draft = d.runner.choose(replace(batch, mode="draft") if "draft" in d.runner.allowed_modes else batch)
         b = self._place(draft, batch, requests, slots, index)
         draft_replayed = d.runner.run("draft", b, draft)
+        self.watch.lap("launch")
         with d.step.segment("tree", b):
             if d.options.shape in ("none", "chain"):
                 d.step.build_tree(b)
             else:
                 with torch.no_grad():
-                    build_on_host(b, d.step.settings)
+                    build_on_host(b, d.step.settings, self.watch)
+        self.watch.lap("tree")
         width = d.width if d.options.pad_trees else int(b.tree.num_nodes[: batch.bs].max())
         verify = d.runner.choose(replace(batch, width=width))
         b = self._narrow(b, verify.bucket or Bucket(batch.bs, width))
+        self.watch.lap("schedule")
         replayed = self._run_part("verify", b, verify, index)
+        self.watch.lap("launch")
         claim = StepClaim(index, replayed, verify.reason, verify.detail, batch.bs, width, draft_replayed)
         return b, claim
 

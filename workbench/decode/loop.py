@@ -108,7 +108,9 @@ class SpeculativeDecoder:
         Raises ValueError for an empty prompt, one that cannot fit the pool or the context, or a bad limit.
         """
         self.use_sampling(temperature, top_k, top_p)
+        start = time.perf_counter()
         requests = self._make_requests(prompts, max_new_tokens)
+        requests_us = (time.perf_counter() - start) * 1e6
         o = self.options
         log = DecodeLog(o.log_interval, self.device.type, self.allocator.size, self.width - 1, o.log_sink)
         if o.mode != "eager" and not self.runner.captured and self.runner.capture_error is None:
@@ -117,7 +119,9 @@ class SpeculativeDecoder:
         self.generator.manual_seed(self.seed)
         scheduler = Scheduler(self.allocator, o.max_batch, self.width)
         scheduler.waiting.extend(requests)
-        return BatchRun(self, scheduler, temperature, log, on_tokens, max_steps).finish()
+        run = BatchRun(self, scheduler, temperature, log, on_tokens, max_steps)
+        run.ledger.add_one_off("requests", requests_us)
+        return run.finish()
 
     def _log_capture(self, log: DecodeLog) -> None:
         """The lines of a capture, in the log of the first decode after it."""

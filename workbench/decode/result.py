@@ -16,7 +16,7 @@ class ReplaySummary:
     mode: str
     backend: str | None  # "tape", "cuda"; None in eager mode
     claims: list[StepClaim]
-    captures: list[dict[str, Any]]  # one per bucket: bs, width, capture_s, reserved_bytes, nodes, replays
+    captures: list[dict[str, Any]]  # one per bucket: see GraphRunner.capture_report
     capture_error: str | None = None
 
     @property

@@ -5,8 +5,7 @@ In order: read state, draft, tree, mask, verify, context, accept, commit. A comm
 ones keep the slots they were written to, the step only enters them into the request's token table.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from workbench.decode.buffers import RequestTable, StepBuffers
 from workbench.decode.chain import accept_chain, draft_chain, set_chain_geometry
 from workbench.decode.hooks import DecodeHooks
-from workbench.decode.replay import record_host_node
+from workbench.decode.replay import is_recording, record_host_node
 from workbench.measure.ledger import NoClock, StageClock
 from workbench.model.batch import ForwardBatch
 from workbench.tree.accept import accept_greedy_batch
@@ -42,6 +41,7 @@ SEGMENTS = (
 )
 SEGMENT_INDEX = {name: i for i, (name, _) in enumerate(SEGMENTS)}
 SEGMENT_STAGES = tuple(stage for _, stage in SEGMENTS)
+NO_TRACE = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -118,19 +118,11 @@ class DecodeStep:
         with self.segment("commit", b):
             self.commit(b)
 
-    @contextmanager
-    def segment(self, name: str, b: StepBuffers) -> Iterator[None]:
+    def segment(self, name: str, b: StepBuffers) -> "Segment":
         """Time a part, mark it in a trace, let hooks see it start."""
-        index, stage = SEGMENT_INDEX[name], SEGMENT_STAGES[SEGMENT_INDEX[name]]
-        self.hooks.before_stage(stage, b)
-        with mark_trace(f"stage:{stage}"):
-            self._mark(index, False)
-            yield
-            self._mark(index, True)
-
-    def _mark(self, index: int, is_end: bool) -> None:
-        self.clock.mark(index, is_end)
-        record_host_node(lambda: self.clock.mark(index, is_end))
+        index = SEGMENT_INDEX[name]
+        self.hooks.before_stage(SEGMENT_STAGES[index], b)
+        return Segment(self.clock, index)
 
     def read_state(self, b: StepBuffers) -> None:
         """Gather this batch's rows of the table; flatten their slots into kv_indices."""
@@ -246,14 +238,34 @@ class DecodeStep:
             set_chain_geometry(b.tree)
 
 
-@contextmanager
-def mark_trace(name: str) -> Iterator[None]:
+class Segment:
+    """A timed part of a step; a class, since it is entered between two launches."""
+
+    __slots__ = ("clock", "index", "trace")
+
+    def __init__(self, clock: StageClock, index: int) -> None:
+        self.clock, self.index = clock, index
+        self.trace = mark_trace(f"stage:{SEGMENT_STAGES[index]}")
+
+    def __enter__(self) -> None:
+        self.trace.__enter__()
+        self._mark(False)
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            self._mark(True)
+        self.trace.__exit__(*error)
+
+    def _mark(self, is_end: bool) -> None:
+        clock, index = self.clock, self.index
+        clock.mark(index, is_end)
+        if is_recording():
+            record_host_node(lambda: clock.mark(index, is_end))
+
+
+def mark_trace(name: str) -> AbstractContextManager[Any]:
     """A named range in a profiler trace; free while no profiler runs."""
-    if not torch.autograd._profiler_enabled():
-        yield
-        return
-    with torch.profiler.record_function(name):
-        yield
+    return torch.profiler.record_function(name) if torch.autograd._profiler_enabled() else NO_TRACE
 
 
 def flatten_slots(req_to_token: Tensor, rows: Tensor, b: StepBuffers) -> None:

@@ -14,6 +14,11 @@ class Pending:
     def __init__(self, b: StepBuffers, host: torch.Tensor, event: Any) -> None:
         self._buffers, self._host, self._event = b, host, event
 
+    def close(self) -> None:
+        """Nothing more of this step will be queued."""
+        if self._event is not None:
+            self._event.record()
+
     def wait(self) -> StepResult:
         """Wait for this step only, then read."""
         if self._event is not None:
@@ -26,15 +31,16 @@ class Transfer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._staging: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._staging: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor, Any]] = {}
 
-    def _buffers_of(self, b: StepBuffers, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _buffers_of(self, b: StepBuffers, index: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
         key = (id(b), b.bs, index % 2)
         if key not in self._staging:
             up, down = torch.zeros_like(b.inputs, device="cpu"), torch.zeros_like(b.result, device="cpu")
+            event = None
             if self.device.type == "cuda":
-                up, down = up.pin_memory(), down.pin_memory()
-            self._staging[key] = (up, down)
+                up, down, event = up.pin_memory(), down.pin_memory(), torch.cuda.Event()
+            self._staging[key] = (up, down, event)
         return self._staging[key]
 
     def upload(self, b: StepBuffers, index: int, rows: list[int], slots: np.ndarray) -> None:
@@ -47,11 +53,7 @@ class Transfer:
         b.inputs.copy_(up, non_blocking=True)
 
     def download(self, b: StepBuffers, index: int) -> Pending:
-        """Queue the copy of step `index`'s results behind the step."""
-        down = self._buffers_of(b, index)[1]
+        """Queue the copy of step `index`'s results behind the step; `close` what comes back."""
+        _, down, event = self._buffers_of(b, index)
         down.copy_(b.result, non_blocking=True)
-        if self.device.type != "cuda":
-            return Pending(b, down, None)
-        event = torch.cuda.Event()
-        event.record()
         return Pending(b, down, event)

@@ -4,6 +4,9 @@ On CPU both use the host's clock. On CUDA the step's own clock is a pair of even
 is launched kernel by kernel is a pair of events too; one inside a graph writes the device's timer from there
 (the next replay would overwrite events of a graph before the host, one step behind, has read them).
 Nothing here waits: what a step left behind is read after its results have arrived.
+
+The host's own time is split into parts by laps of one watch per step. Waiting for the device is a lap of its
+own and no host time; so is work that is done once per request and not once per step.
 """
 
 import itertools
@@ -17,7 +20,28 @@ from typing import Any, Protocol
 import numpy as np
 
 STAGES = ("draft", "tree", "mask", "verify", "accept", "commit", "other")
+HOST_PARTS = ("schedule", "launch", "tree", "collect", "read")  # of a step's host time, in order
 PROFILE_VARIABLE = "WORKBENCH_PROFILE"  # print a summary every so many steps
+
+
+class HostWatch:
+    """Where the host's time of one step goes, lap by lap: HOST_PARTS, "wait", "one_off"."""
+
+    __slots__ = ("_since", "laps_us")
+
+    def __init__(self) -> None:
+        self.laps_us: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """What has passed since the last lap belongs to `part`."""
+        now = time.perf_counter()
+        self.laps_us[part] = self.laps_us.get(part, 0.0) + (now - self._since) * 1e6
+        self._since = now
+
+    def resume(self) -> None:
+        """What has passed since the last lap belongs to other steps."""
+        self._since = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -29,10 +53,14 @@ class StepRecord:
     replayed: bool
     step_us: float
     stages_us: dict[str, float]
-    host_us: float = 0.0  # scheduling, launching and bookkeeping; waiting left out
-    wait_us: float = 0.0
+    laps_us: dict[str, float] = field(default_factory=dict)  # of the host: HOST_PARTS, "wait", "one_off"
     tokens: int = 0
     read_s: float = 0.0  # host clock when the results were taken over; differences are step periods
+
+    @property
+    def host_us(self) -> float:
+        """Scheduling, launching and bookkeeping; neither waiting nor what is done once per request."""
+        return sum(self.laps_us.get(part, 0.0) for part in HOST_PARTS)
 
     @property
     def unattributed_us(self) -> float:
@@ -169,6 +197,7 @@ class Ledger:
 
     segments: Sequence[str]
     records: list[StepRecord] = field(default_factory=list)
+    one_offs_us: dict[str, float] = field(default_factory=dict)  # host work per request or call, by name
     sink: Callable[[str], None] = print
     every: int = field(default_factory=lambda: profile_interval())
 
@@ -179,25 +208,33 @@ class Ledger:
         step: int,
         bs: int,
         replayed: bool,
-        host_us: float,
-        wait_us: float,
         tokens: int,
+        watch: HostWatch,
     ) -> StepRecord:
-        """Read one step's clock and keep it; prints a summary every `every` steps."""
+        """Read one step's clock, end its watch, keep both; prints a summary every `every` steps."""
         step_us, segments_us = reading.read()
         stages_us = dict.fromkeys(STAGES, 0.0)
         for stage, us in zip(self.segments, segments_us):
             stages_us[stage] += us
+        watch.lap("read")
         record = StepRecord(
-            step, bs, replayed, step_us, stages_us, host_us, wait_us, tokens, time.perf_counter()
-        )
+            step, bs, replayed, step_us, stages_us, watch.laps_us, tokens, time.perf_counter()
+        )  # fmt: skip
         self.records.append(record)
         if self.every and len(self.records) % self.every == 0:
             self.sink(format_summary(self.summary(last=self.every), self.every))
         return record
 
+    def add_one_off(self, name: str, us: float) -> None:
+        """Keep host work that belongs to no step: reading prompts, admission with its prefill, freeing."""
+        self.one_offs_us[name] = self.one_offs_us.get(name, 0.0) + us
+
     def summary(self, last: int | None = None, skip: int = 0) -> dict[str, float]:
-        """Means over the last (default all) records without the first `skip`: step_us, <stage>_us, shares."""
+        """Means over the last (default all) records without the first `skip`: step_us, <stage>_us, shares.
+
+        Host times are medians (with the 90th percentile and the maximum), so that one interrupted step does
+        not speak for all; one_off_us is the sum over the whole decode.
+        """
         records = self.records[skip:] if last is None else self.records[-last:]
         if not records:
             return {}
@@ -210,8 +247,8 @@ class Ledger:
             **{f"{stage}_us": us for stage, us in means.items()},
             "unattributed_us": unattributed_us,
             "unattributed_share": float(np.median([r.unattributed_us / (r.step_us or 1.0) for r in records])),
-            "host_us": float(np.mean([r.host_us for r in records])),
-            "wait_us": float(np.mean([r.wait_us for r in records])),
+            **_host_summary(records),
+            "one_off_us": sum(self.one_offs_us.values()),
             "replayed_share": float(np.mean([r.replayed for r in records])),
             "tokens_per_step": float(np.mean([r.tokens for r in records])),
         }
@@ -224,6 +261,19 @@ class Ledger:
     def counts(self) -> Counter[bool]:
         """Steps by whether they were said to be replayed."""
         return Counter(r.replayed for r in self.records)
+
+
+def _host_summary(records: Sequence[StepRecord]) -> dict[str, float]:
+    host_us = [r.host_us for r in records]
+    parts = {part: [r.laps_us.get(part, 0.0) for r in records] for part in (*HOST_PARTS, "wait")}
+    medians = {part: float(np.median(laps)) for part, laps in parts.items()}
+    return {
+        "host_us": float(np.median(host_us)),
+        "host_p90_us": float(np.quantile(host_us, 0.9)),
+        "host_max_us": max(host_us),
+        "wait_us": medians.pop("wait"),
+        **{f"host_{part}_us": us for part, us in medians.items()},
+    }
 
 
 def profile_interval() -> int:
@@ -245,5 +295,6 @@ def format_summary(summary: dict[str, float], steps: int) -> str:
     return (
         f"ledger over {steps} steps: step {summary['step_us']:.0f} us = {', '.join(parts)}, "
         f"unattributed {summary['unattributed_us']:.0f} us ({summary['unattributed_share']:.1%}); "
-        f"host {summary['host_us']:.0f} us, replayed {summary['replayed_share']:.0%}"
+        f"host {summary['host_us']:.0f} us a step (p90 {summary['host_p90_us']:.0f}), "
+        f"replayed {summary['replayed_share']:.0%}"
     )
