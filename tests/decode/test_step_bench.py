@@ -1,5 +1,7 @@
 """The step bench: rows are timed only when checked, launches come from the trace, findings from rows."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from workbench import targets
@@ -8,9 +10,11 @@ from workbench.experiments import eager_vs_graph, step_bench
 from workbench.experiments.capture_bench import bench_capture
 from workbench.experiments.launch_paths import bench_launch_paths
 from workbench.experiments.step_bench import StepBench, StepCase, make_allocator
+from workbench.experiments.step_bytes import derive_reads
+from workbench.model.presets import PRESETS
 from workbench.report.figures import eager_vs_graph as figures
 from workbench.report.figures import theme
-from workbench.rows import RowStatus
+from workbench.rows import Origin, RowStatus
 
 CPU = targets.load("cpu")
 
@@ -109,3 +113,51 @@ def test_parameters_are_checked():
     assert eager_vs_graph.pick_contexts("16, 64", CPU) == [16, 64]
     with pytest.raises(ValueError, match="extra"):
         eager_vs_graph.Params(nsplit=3)
+
+
+def test_host_time_leaves_out_waiting_and_what_is_done_once(rows):
+    for row in by_mode(rows).values():
+        m = row.metrics
+        assert 0 < m["host_us"] <= m["host_p90_us"] <= m["host_max_us"] and m["one_off_us"] > 0
+        assert m["host_schedule_us"] > 0 and m["host_launch_us"] > 0 and m["host_read_us"] > 0
+        assert m["steps"] == 2 * 5 == row.timing.n + 2 * 2  # both rounds; n steps have n - 1 periods
+        assert (
+            row.timing.p10_us > 0.5 * row.timing.median_us
+        )  # none is a step that launched nothing behind it
+    split, graph = by_mode(rows)["split_graph"].metrics, by_mode(rows)["step_graph"].metrics
+    assert split["host_tree_us"] > 0 == graph["host_tree_us"]
+    text = " ".join(eager_vs_graph.findings(rows))
+    assert f"host time {graph['host_us']:.0f} us per steady step" in text
+
+
+def test_warm_up_and_capture_are_two_numbers(rows):
+    captures = [row.metrics for row in rows if row.variant == "capture"]
+    for name in ("warmup_s", "capture_s"):
+        assert all(m[name] > 0 for m in captures)
+        assert captures[0][f"total_{name}"] == pytest.approx(sum(m[name] for m in captures))
+
+
+def test_a_row_without_a_time_has_no_times_among_its_metrics(pair, monkeypatch):
+    case = StepCase("small", 20, budget=6, random_kv=True)
+    bench = StepBench(case, CPU, pair, [[1] * 20], steps=4, rounds=1, modes=("step_graph",))
+    monkeypatch.setattr(bench, "_verdict", lambda mode: (RowStatus.INCORRECT, "said so"))
+    metrics = bench.run(lambda name: None)[0].metrics
+    assert metrics["graph_launches_per_step"] == 1 and metrics["capture_s"] > 0
+    assert not [name for name in metrics if name.endswith("_us")] and "idle_share" not in metrics
+
+
+def test_bytes_stand_beside_the_real_models(pair):
+    """Derived from the sizes alone: a step of 17 rows at 46,080 tokens on one rank of Kimi K2."""
+    rank, h200 = PRESETS["k2-rank"], targets.load("h200")
+    models = (SimpleNamespace(config=rank.target), SimpleNamespace(config=rank.drafter))
+    [row] = derive_reads(StepCase("k2-rank", 46_080), models, h200)
+    assert row.origin is Origin.DERIVED and row.timing is None
+    m = row.metrics
+    assert m["own_kv_bytes"] == m["real_kv_bytes"] == 46_080 * 70_272
+    distinct = 128 * (1 - (1 - 8 / 128) ** 17)
+    assert m["own_distinct_experts"] == pytest.approx(distinct) and m["real_distinct_experts"] > distinct
+    assert m["own_expert_bytes"] == pytest.approx(60 * distinct * 3 * 7168 * 256 * 2)
+    assert m["own_memory_us"] == pytest.approx(row.bytes / (h200.dram_gbps * 1e3), rel=1e-6)
+    text = " ".join(eager_vs_graph.findings([row]))
+    assert "46080 tokens, derived: k2-rank" in text and "kimi-k2 TP8 rank" in text and "all-reduce" in text
+    assert derive_reads(StepCase("small", 20), pair, CPU) == []

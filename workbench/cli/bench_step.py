@@ -14,9 +14,11 @@ COLUMNS = (
     ("step ms", "median_us", 1e-3, ".2f"), ("launches", "launches_per_step", 1, ".0f"),
     ("graphs", "graph_launches_per_step", 1, ".0f"), ("kernels", "kernels_per_step", 1, ".0f"),
     ("idle %", "idle_share", 100, ".1f"), ("node gaps %", "node_gap_share", 100, ".1f"),
-    ("host us", "host_us", 1, ".0f"), ("draft", "draft_us", 1, ".0f"), ("tree", "tree_us", 1, ".0f"),
+    ("host us", "host_us", 1, ".0f"), ("p90", "host_p90_us", 1, ".0f"),
+    ("draft", "draft_us", 1, ".0f"), ("tree", "tree_us", 1, ".0f"),
     ("verify", "verify_us", 1, ".0f"), ("attention %", "verify_attention_share", 100, ".0f"),
-    ("unattr. %", "unattributed_share", 100, ".1f"), ("capture s", "capture_s", 1, ".2f"),
+    ("unattr. %", "unattributed_share", 100, ".1f"), ("warm-up s", "warmup_s", 1, ".2f"),
+    ("capture s", "capture_s", 1, ".2f"),
 )  # fmt: skip
 
 
@@ -79,12 +81,15 @@ def print_tables(rows: "list[Row]") -> None:
     for row in rows:
         if "mode" in row.axes:
             table.add_row(row.case_id, row.status.value, *(_cell(row, *column[1:]) for column in COLUMNS))
-    console = Console(width=190)
+    console = Console(width=210)
     console.print(table)
     for row in rows:
         if row.variant == "capture" and row.metrics:
             mb = float(row.metrics["reserved_bytes"] or 0) / 1e6
-            console.print(f"{row.case_id}: {row.metrics['capture_s']:.2f} s, {mb:.0f} MB reserved")
+            console.print(
+                f"{row.case_id}: {row.metrics['capture_s']:.2f} s after {row.metrics['warmup_s']:.2f} s of "
+                f"warm-up and compiling, {mb:.0f} MB reserved"
+            )
         elif row.axes.get("part") == "launch_path":
             timed = (
                 f"{row.timing.median_us:.0f} us host, {row.timing.span_us:.0f} us span" if row.timing else ""

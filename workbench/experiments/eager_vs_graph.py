@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench import targets
+from workbench.measure.ledger import HOST_PARTS
 from workbench.rows import Row
 from workbench.targets import HardwareTarget
 
@@ -16,9 +17,12 @@ COLUMNS = (
     "case_id", "status", "reason", "mode", "n", "median_us", "p10_us", "p90_us", "span_us", "axis_kv",
     "axis_acceptance", "axis_layout", "error_logits", "error_kv", "metric_launches_per_step",
     "metric_graph_launches_per_step", "metric_kernels_per_step", "metric_idle_share",
-    "metric_node_gap_share", "metric_host_us", "metric_replay_share", "metric_accept_length",
+    "metric_node_gap_share", "metric_host_us", "metric_host_p90_us", "metric_host_schedule_us",
+    "metric_host_launch_us", "metric_host_tree_us", "metric_host_collect_us", "metric_host_read_us",
+    "metric_wait_us", "metric_one_off_us", "metric_replay_share", "metric_accept_length",
     "metric_verify_attention_us", "metric_verify_attention_share", "metric_unattributed_share",
-    "metric_capture_s", "metric_reserved_bytes",
+    "metric_capture_s", "metric_warmup_s", "metric_reserved_bytes", "bytes", "metric_own_memory_us",
+    "metric_real_bytes", "metric_real_memory_us",
 )  # fmt: skip
 MODEL_TITLES = {"tiny": "tiny", "narrow61": "61 narrow layers", "k2-rank": "Kimi K2 rank"}
 
@@ -60,6 +64,7 @@ def run_all(params: Params, step: Callable[[str], None]) -> list[Row]:
     from workbench.experiments.capture_bench import bench_capture
     from workbench.experiments.launch_paths import bench_launch_paths
     from workbench.experiments.step_bench import StepBench, release_memory
+    from workbench.experiments.step_bytes import derive_reads
 
     target = targets.load(params.target)
     targets.require_hardware(target)
@@ -72,7 +77,7 @@ def run_all(params: Params, step: Callable[[str], None]) -> list[Row]:
             bench = StepBench(
                 case, target, models, prompts, steps=params.steps, rounds=params.rounds, seed=params.seed
             )
-            rows += bench.run(step)
+            rows += [*bench.run(step), *derive_reads(case, models, target)]
         largest = params.capture_bs or (2 if target.backend == "cpu" else 8)
         step(f"{name}: capture buckets 1..{largest}")
         rows += bench_capture(case, models, target, range(1, largest + 1), step)
@@ -161,7 +166,10 @@ def groups(rows: Sequence[Row]) -> dict[tuple[str, int], dict[str, Row]]:
 def findings(rows: list[Row]) -> list[str]:
     """What the rows say, in sentences."""
     sentences = [text for key, modes in groups(rows).items() for text in _case_findings(key, modes)]
-    return [*sentences, *_failures(rows), *_capture_findings(rows), *_launch_findings(rows)]
+    return [
+        *sentences, *_read_findings(rows), *_failures(rows), *_capture_findings(rows),
+        *_launch_findings(rows),
+    ]  # fmt: skip
 
 
 def _case_findings(key: tuple[str, int], modes: dict[str, Row]) -> Iterable[str]:
@@ -184,9 +192,21 @@ def _case_findings(key: tuple[str, int], modes: dict[str, Row]) -> Iterable[str]
         yield (
             f"{context} tokens: the GPU is idle {_metric(eager, 'idle_share'):.1%} of an eager step and "
             f"{_metric(graph, 'idle_share'):.1%} of a replayed one (gaps of at least 2 us; distances between "
-            f"nodes add {_metric(graph, 'node_gap_share'):.1%}); the host spends "
-            f"{_metric(eager, 'host_us'):.0f} us and {_metric(graph, 'host_us'):.0f} us on a step."
+            f"nodes add {_metric(graph, 'node_gap_share'):.1%})."
         )
+    yield _host_finding(context, modes)
+
+
+def _host_finding(context: int, modes: dict[str, Row]) -> str:
+    graph = modes["step_graph"]
+    host, p90, most = (_metric(graph, f"host{name}_us") for name in ("", "_p90", "_max"))
+    others = ", ".join(f"{_metric(modes[mode], 'host_us'):.0f} us {mode}" for mode in MODES[:2])
+    parts = ", ".join(f"{part} {_metric(graph, f'host_{part}_us'):.0f}" for part in HOST_PARTS)
+    return (
+        f"{context} tokens: host time {host:.0f} us per steady step as one graph (median; p90 {p90:.0f}, "
+        f"most {most:.0f}; {parts}), {others}. It waits {_metric(graph, 'wait_us'):.0f} us beside; "
+        f"{_metric(graph, 'one_off_us') / 1e3:.1f} ms go once into prompt, admission and freeing."
+    )
 
 
 def _ledger_finding(model: str, context: int, row: Row) -> str:
@@ -198,6 +218,19 @@ def _ledger_finding(model: str, context: int, row: Row) -> str:
         f"{_share(row, 'tree'):.0%}, accept and commit {_share(row, 'accept') + _share(row, 'commit'):.0%}; "
         f"{_metric(row, 'unattributed_share'):.1%} is unattributed.{attention}"
     )
+
+
+def _read_findings(rows: list[Row]) -> Iterable[str]:
+    """The bytes a step must read, beside the real model's; derived, where there is a real model."""
+    for row in rows:
+        if row.variant != "step_reads" or "real_bytes" not in row.metrics:
+            continue
+        yield (
+            f"{row.axes['ctx']} tokens, derived: {row.metrics['comparison']} "
+            f"At the target's memory rate that is {_metric(row, 'own_memory_us') / 1e3:.1f} ms here and "
+            f"{_metric(row, 'real_memory_us') / 1e3:.1f} ms for the real rank, the drafter's "
+            f"{_metric(row, 'own_drafter_bytes') / 1e9:.1f} GB not counted."
+        )
 
 
 def _failures(rows: list[Row]) -> Iterable[str]:
@@ -215,7 +248,8 @@ def _capture_findings(rows: list[Row]) -> Iterable[str]:
         reserved = sum(_metric(row, "reserved_bytes") for row in found)
         yield (
             f"{MODEL_TITLES.get(model, model)}: capturing {len(found)} buckets takes "
-            f"{_metric(found[0], 'total_capture_s'):.2f} s and reserves {reserved / 1e6:.0f} MB."
+            f"{_metric(found[0], 'total_capture_s'):.2f} s and reserves {reserved / 1e6:.0f} MB; warm-up and "
+            f"compiling before it take {_metric(found[0], 'total_warmup_s'):.2f} s."
         )
 
 

@@ -16,10 +16,12 @@ import torch
 
 from workbench.decode.loop import SpeculativeDecoder
 from workbench.decode.result import DecodeResult
+from workbench.decode.step import SEGMENT_STAGES
+from workbench.experiments.step_attention import time_attention
 from workbench.experiments.step_trace import SKIPPED_STEPS, summarise_trace
 from workbench.measure import gpu_state, trace
+from workbench.measure.ledger import Ledger
 from workbench.measure.statistics import is_stable, quantile
-from workbench.measure.timing import measure, pools_needed
 from workbench.rows import GpuState, Origin, Row, RowStatus, Timing
 from workbench.shapes import DTYPE_BYTES
 from workbench.targets import HardwareTarget
@@ -71,7 +73,7 @@ class StepBench:
     seed: int = 0
     decoders: dict[str, SpeculativeDecoder] = field(default_factory=dict)
     periods_us: dict[str, list[float]] = field(default_factory=dict)
-    results: dict[str, DecodeResult] = field(default_factory=dict)
+    results: dict[str, list[DecodeResult]] = field(default_factory=dict)  # one per round
     shadows: dict[str, list[Any]] = field(default_factory=dict)
     traced: dict[str, dict[str, Any]] = field(default_factory=dict)
     gpu: dict[str, GpuState | None] = field(default_factory=dict)
@@ -91,7 +93,7 @@ class StepBench:
             order = list(self.decoders)[:: 1 if index % 2 == 0 else -1]
             for mode in order:
                 self._time(mode)
-        attention_us = self._attention_us() if self.decoders else None
+        attention_us = self._attention_us()
         for mode in self.decoders:
             step(f"ctx {self.case.context} {mode}: trace")
             self.traced[mode] = self._trace(mode)
@@ -134,11 +136,12 @@ class StepBench:
     def _time(self, mode: str) -> None:
         self.decoders[mode].seed = self.seed
         result = self._decode(mode, self.steps)
-        self.results[mode] = result
-        self.periods_us.setdefault(mode, []).extend(result.ledger.periods_us(SKIPPED_STEPS))
+        self.results.setdefault(mode, []).append(result)
+        periods = result.ledger.periods_us(SKIPPED_STEPS)[:-1]  # nothing is launched during the last one
+        self.periods_us.setdefault(mode, []).extend(periods)
 
     def _decode(self, mode: str, steps: int) -> DecodeResult:
-        """Decode until `steps` steps have been seen, then stop by an exception of our own."""
+        """Decode until `steps` steps behind the first few have been seen."""
         decoder = self.decoders[mode]
         return decoder.generate(self.prompts, self._limit(steps), max_steps=steps + SKIPPED_STEPS)
 
@@ -172,53 +175,12 @@ class StepBench:
             self.traced[mode]["utilisation_reason"] = reason
         return sampler.state(utilisation)
 
-    def _attention_us(self) -> float:
-        """The target's verify attention alone, all layers, as a step calls it: microseconds per step."""
-        decoder = next(iter(self.decoders.values()))
-        b, attend, queries = self._loaded_buffers(decoder)
-        batch = decoder.step.forward_batch(b)
-        layers = [
-            lambda layer=layer: attend(queries, decoder.pool.layer(layer), batch, layer)
-            for layer in range(decoder.pool.layers)
-        ]
-        bytes_per_call = self.case.bs * self.case.context * decoder.pool.row_bytes
-        on_gpu = self.target.backend == "cuda"
-        is_cold = on_gpu and len(layers) >= pools_needed(bytes_per_call, self.target)
-        timing = measure(
-            layers,
-            target=self.target,
-            mode="graph" if on_gpu else "eager",
-            l2="cold" if is_cold else "warm",
-            n=8,
-            bytes_per_call=bytes_per_call if is_cold else 0,
-            budget_s=3.0,
-        )
-        return timing.median_us * len(layers)
-
-    def _loaded_buffers(self, decoder: SpeculativeDecoder) -> tuple[Any, Any, torch.Tensor]:
-        """Buffers of the bucket with a context in place, so that attention can be called alone."""
-        from workbench.decode.decision import Bucket
-
-        bucket = Bucket(self.case.bs, decoder.width)
-        b = decoder.runner.make_buffers(bucket)
-        need = self.case.bs * (self.case.context + decoder.width)
-        slots = decoder.allocator.alloc(need)
-        assert slots is not None
-        decoder.allocator.free(slots)
-        slots = slots.to(decoder.device)
-        prefix = slots[: self.case.bs * self.case.context].view(self.case.bs, -1)
-        for row in range(self.case.bs):
-            decoder.table.set_row(row + 1, prefix[row], 0, 1, 0.0)
-        b.req_index.copy_(torch.arange(1, self.case.bs + 1))
-        b.out_slots.copy_(slots[self.case.bs * self.case.context :])
-        with torch.no_grad():
-            decoder.step.read_state(b)
-        config, rows = self.models[0].config, self.case.bs * decoder.width
-        queries = torch.randn(rows, config.num_heads, config.width, device=decoder.device)
-        return b, decoder.step.attends[bucket.bs, bucket.width][0], queries.to(decoder.pool.dtype)
+    def _attention_us(self) -> float | None:
+        decoder = next(iter(self.decoders.values()), None)
+        return time_attention(decoder, self.case.bs, self.case.context, self.target) if decoder else None
 
     def _row(self, mode: str, attention_us: float | None) -> Row:
-        samples, result = self.periods_us[mode], self.results[mode]
+        samples = self.periods_us[mode]
         status, reason = self._verdict(mode)
         timing = None
         if status is RowStatus.PASSED:
@@ -233,7 +195,7 @@ class StepBench:
             case_id=self.case.case_id(mode), experiment=NAME, variant=mode, target=self.target.name,
             origin=Origin.MEASURED, status=status, reason=reason, axes=self.case.axes | {"mode": mode},
             errors=self._errors(mode), timing=timing, gpu=self.gpu[mode],
-            metrics=self._metrics(mode, result, attention_us, timing),
+            metrics=self._metrics(mode, attention_us, timing),
             repro=(
                 f"workbench bench step --target {self.target.name} --preset {self.case.model} "
                 f"--contexts {self.case.context} --budget {self.case.budget} --bs {self.case.bs}"
@@ -252,28 +214,33 @@ class StepBench:
             for name in ("logits", "kv")
         }
 
-    def _metrics(
-        self, mode: str, result: DecodeResult, attention_us: float | None, timing: Timing | None
-    ) -> dict[str, Any]:
-        summary, config = result.ledger.summary(skip=SKIPPED_STEPS), self.models[0].config
+    def _metrics(self, mode: str, attention_us: float | None, timing: Timing | None) -> dict[str, Any]:
+        """Of every round's steps; a row without a time has none here either, only counts."""
+        results, config = self.results[mode], self.models[0].config
         captures = self.decoders[mode].runner.capture_report()
-        step_us = timing.median_us if timing else None
-        return {
-            **summary,
-            **self.traced[mode],
-            "backend": result.replay.backend,
-            "replay_share": result.replay.share,
-            "accept_length": result.mean_accept_length,
+        report = results[-1]
+        facts = {
+            "backend": report.replay.backend,
+            "replay_share": report.replay.share,
+            "accept_length": report.mean_accept_length,
             "capture_s": sum(entry["capture_s"] for entry in captures),
+            "warmup_s": sum(entry["warmup_s"] for entry in captures),
             "reserved_bytes": sum(entry["reserved_bytes"] for entry in captures),
-            "verify_attention_us": attention_us,
-            "verify_attention_share": attention_us / step_us if attention_us and step_us else None,
-            "attention_variant": self.decoders[mode]
-            .step.attends[self.case.bs, self.decoders[mode].width][0]
-            .plan.variant,
+            "attention_variant": self._attention_variant(mode),
+            "ties_settled_otherwise": any(shadow.chose_otherwise for shadow in self.shadows[mode]),
             "weight_bytes": config.weight_bytes,
             "kv_bytes": self.case.bs * self.case.context * config.kv_bytes_per_token,
             "element_bytes": DTYPE_BYTES[config.dtype],
+        }
+        if timing is None:
+            counts = {name: n for name, n in self.traced[mode].items() if name.endswith("_per_step")}
+            return facts | counts
+        return {
+            **facts,
+            **pool_ledgers(results).summary(),
+            **self.traced[mode],
+            "verify_attention_us": attention_us,
+            "verify_attention_share": attention_us / timing.median_us if attention_us else None,
         }
 
     def _attention_variant(self, mode: str) -> str:
@@ -288,6 +255,12 @@ class StepBench:
             reason=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
             axes=self.case.axes | {"mode": mode},
         )  # fmt: skip
+
+
+def pool_ledgers(results: Sequence[DecodeResult]) -> Ledger:
+    """The steady steps of all rounds in one ledger; one-off work is that of the last round."""
+    records = [record for result in results for record in result.ledger.records[SKIPPED_STEPS:]]
+    return Ledger(SEGMENT_STAGES, records, results[-1].ledger.one_offs_us, every=0)
 
 
 def make_allocator(size: int, layout: str, seed: int) -> Any:
