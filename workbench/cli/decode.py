@@ -11,8 +11,6 @@ from workbench.cli.app import app
 if TYPE_CHECKING:
     from workbench.decode.result import DecodeResult
 
-MODES, SHAPES = ("eager", "split_graph", "step_graph"), ("none", "chain", "chain_tree", "tree")
-
 
 @app.command()
 def decode(
@@ -21,9 +19,14 @@ def decode(
     model: Annotated[
         str, typer.Option(help="tiny, k2-rank, k2-rank-shared, or a checkpoint folder.")
     ] = "tiny",
+    tokenizer: Annotated[
+        str, typer.Option(help="auto: the folder's tokenizer.json; bytes: one token per byte.")
+    ] = "auto",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to produce at most.", min=1)] = 128,
     mode: Annotated[str, typer.Option(help="eager, split_graph or step_graph.")] = "step_graph",
-    shape: Annotated[str, typer.Option(help="none, chain, chain_tree or tree.")] = "tree",
+    shape: Annotated[
+        str, typer.Option(help="none, chain, chain_tree or tree; auto: tree, none without a drafter.")
+    ] = "auto",
     budget: Annotated[int, typer.Option(help="Tree nodes besides the root.", min=1)] = 16,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample among the k best only.", min=1)] = None,
@@ -45,13 +48,19 @@ def decode(
         workbench decode --prompt-name ring_buffer --shape chain --mode eager
 
         workbench decode --prompt "import os" --temperature 0.8 --top-p 0.95 --seed 3 --log decode.log
+
+        workbench decode --model checkpoints/DeepSeek-V2-Lite --prompt "The capital of France is"
     """
     text = read_prompt(prompt, prompt_name)
-    target, drafter, tokenizer = load(model, device, dtype)
+    target, drafter, reader = load(model, device, dtype, tokenizer)
     from workbench.decode import SpeculativeDecoder
     from workbench.model.tokenizer import TextStream
 
-    token_ids, stream = tokenizer.encode(text), TextStream(tokenizer)
+    if shape == "auto":
+        shape = "none" if drafter is None else "tree"
+        if drafter is None:
+            print(f"{model} has no drafter: decoding without drafts (shape none)", file=sys.stderr)
+    token_ids, stream = reader.encode(text), TextStream(reader)
     decoder = SpeculativeDecoder(
         target, drafter if shape != "none" else None, mode=mode, shape=shape, budget=budget, variant=variant,
         max_batch=1, max_context=len(token_ids) + max_new_tokens + 64,
@@ -89,23 +98,23 @@ def read_prompt(prompt: str, name: str) -> str:
     return known[name]
 
 
-def load(model: str, device: str, dtype: str) -> tuple[Any, Any, Any]:
-    """(target, drafter, tokenizer) of a preset or a checkpoint folder."""
+def load(model: str, device: str, dtype: str, tokenizer: str = "auto") -> tuple[Any, Any, Any]:
+    """(target, drafter or None, tokenizer) of a preset or a checkpoint folder."""
     import torch
 
-    from workbench.model.presets import PRESETS, build
+    from workbench.model.presets import build
     from workbench.model.tokenizer import ByteTokenizer, load_tokenizer
-    from workbench.model.weights import MODELS_DIR, load_pair
+    from workbench.model.weights import MODELS_DIR
 
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if place == "cpu" and model == "tiny":
         torch.set_num_threads(1)  # its matrices are smaller than what waking a thread costs
-    if model in PRESETS:
+    folder = next((path for path in (Path(model), MODELS_DIR / model) if path.is_dir()), None)
+    if folder is None:
         target, drafter = build(model, device=place, dtype=dtype or None)
         return target, drafter, ByteTokenizer()
-    target, drafter = load_pair(model, device=place, dtype=dtype or ("fp32" if place == "cpu" else None))
-    folder = MODELS_DIR / model if (MODELS_DIR / model).is_dir() else Path(model)
-    return target, drafter, load_tokenizer(folder, target.config)
+    target, drafter = build(str(folder), device=place, dtype=dtype or ("fp32" if place == "cpu" else None))
+    return target, drafter, load_tokenizer(folder, target.config, tokenizer)
 
 
 def capture_with_bar(decoder: Any, temperature: float, top_k: int | None, top_p: float | None) -> None:
