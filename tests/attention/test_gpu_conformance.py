@@ -24,7 +24,7 @@ def check(variant: str, case: AttentionCase) -> None:
         pytest.skip(reason)
     verdict = check_case(variant, case, "cuda")
     print(f"{variant} {case}: rel_fro {verdict.errors.rel_fro:.2e} cos_diff {verdict.errors.cos_diff:.1e}"
-          f" lse {verdict.lse_max_abs:.1e}")  # fmt: skip
+          f" lse {verdict.lse_error:.1e}")  # fmt: skip
     assert verdict.reason is None, verdict
 
 

@@ -79,7 +79,7 @@ def default_tunables(shape: VerifyShape, target: HardwareTarget, batch_invariant
     64 KV rows a stage where shared memory holds two of them, else 32 with as many stages as fit, 4 at most;
     64 x 64 on sm_90 only: it spills elsewhere.
     """
-    rest: dict[str, Any] = {"min_blocks": 1, "partial_dtype": "same", "merge": "kernel"}
+    rest: dict[str, Any] = {"min_blocks": 1, "partial_dtype": "same", "merge": "warps"}
     fitting = {}
     for block_m, block_n in flash_costs.TILE_US:
         tile = rest | {"block_m": block_m, "block_n": block_n}

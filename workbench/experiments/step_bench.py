@@ -137,7 +137,7 @@ class StepBench:
         self.decoders[mode].seed = self.seed
         result = self._decode(mode, self.steps)
         self.results.setdefault(mode, []).append(result)
-        periods = result.ledger.periods_us(SKIPPED_STEPS)[:-1]  # nothing is launched during the last one
+        periods = result.ledger.periods_us(SKIPPED_STEPS)
         self.periods_us.setdefault(mode, []).extend(periods)
 
     def _decode(self, mode: str, steps: int) -> DecodeResult:

@@ -232,8 +232,8 @@ class Ledger:
     def summary(self, last: int | None = None, skip: int = 0) -> dict[str, float]:
         """Means over the last (default all) records without the first `skip`: step_us, <stage>_us, shares.
 
-        Host times are medians (with the 90th percentile and the maximum), so that one interrupted step does
-        not speak for all; one_off_us is the sum over the whole decode.
+        Host times are medians (with the 90th percentile and the maximum) and unattributed_share is the median
+        step's, so that one interrupted step does not speak for all; one_off_us is the sum over the whole decode.
         """
         records = self.records[skip:] if last is None else self.records[-last:]
         if not records:
@@ -254,8 +254,11 @@ class Ledger:
         }
 
     def periods_us(self, skip: int = 2) -> list[float]:
-        """Time from one step's results to the next one's without the first `skip`: gaps and host included."""
-        reads = [record.read_s for record in self.records[skip:]]
+        """Time from one step's results to the next one's without the first `skip`: gaps and host included.
+
+        Results are read one step behind, so nothing was launched between the last two reads: no period.
+        """
+        reads = [record.read_s for record in self.records[skip:-1]]
         return [(after - before) * 1e6 for before, after in itertools.pairwise(reads)]
 
     def counts(self) -> Counter[bool]:
