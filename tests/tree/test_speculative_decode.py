@@ -1,5 +1,6 @@
 """Notebook 50's experiment: rows that hold together, checks that can fail, verdicts with both factors."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from workbench.experiments import speculative_decode as experiment
 from workbench.experiments.speculative_check import check_greedy, check_sampled
-from workbench.experiments.speculative_verdict import compare
+from workbench.experiments.speculative_verdict import compare, differs, rate_interval
 from workbench.report.figures import speculative_decode as figures
 from workbench.report.figures import theme
 from workbench.rows import Origin, Row, RowStatus, Timing
@@ -69,27 +70,51 @@ def test_greedy_check_allows_near_ties_only_outside_fp32() -> None:
     assert not check_greedy([far], [plain], model, [[0]], "bf16", 0.1).passed
 
 
-def arm(shape: str, accept_length: float, samples: list[float]) -> Row:
-    timing = Timing(mode="graph", l2="n/a", n=len(samples), median_us=sorted(samples)[len(samples) // 2],
+def arm(shape: str, accept_length: float, step_us: float, rates: list[float], **factors: float) -> Row:
+    samples = [step_us * (1 + d / 1000) for d in (-20, -15, -10, -5, 0, 5, 10, 15, 20)]
+    timing = Timing(mode="graph", l2="n/a", n=len(samples), median_us=step_us,
                     p10_us=min(samples), p90_us=max(samples), samples=tuple(samples))  # fmt: skip
+    metrics = {"batch_fill": 1.0, "mean_over_full_step": 1.0, "decode_over_steps": 1.0} | factors
     return Row(
         case_id=shape, experiment="x", variant=shape, target="cpu", origin=Origin.MEASURED,
         status=RowStatus.PASSED, timing=timing,
         axes={"execution": "step_graph", "budget": 16, "temperature": 0.0},
-        metrics={"accept_length": accept_length, "tokens_per_s": 1.0},
+        metrics=metrics | {"accept_length": accept_length, "tokens_per_s": sum(rates) / len(rates)}
+        | {f"tokens_per_s_pass{i}": rate for i, rate in enumerate(rates, 1)},
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("step_us,pays", [(100.0, "yes"), (120.0, "undecided"), (150.0, "no")])
-def test_verdict_weighs_both_factors(step_us: float, pays: str) -> None:
-    noise = [-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0]
-    chain, tree = arm("chain", 4.0, [100 + d for d in noise]), arm("tree", 4.8, [step_us + d for d in noise])
+@pytest.mark.parametrize("gain,pays", [(1.2, "yes"), (1.0, "undecided"), (0.8, "no")])
+def test_the_measured_rate_decides_whatever_the_two_factors_say(gain: float, pays: str) -> None:
+    chain = arm("chain", 4.0, 100.0, [400.0, 410.0, 405.0])
+    rates = [400.0 * gain, 412.0 * gain, 404.0 * gain]
+    row = compare(arm("tree", 8.0, 100.0, rates), chain)  # twice as fast by the factors
+    assert row.metrics["two_factors"] == pytest.approx(2.0) and row.timing is None
+    assert row.metrics["tokens_per_s_ratio"] == pytest.approx(gain, rel=0.01)
+    assert (
+        row.metrics["tokens_per_s_low"] < row.metrics["tokens_per_s_ratio"] < row.metrics["tokens_per_s_high"]
+    )
+    assert row.metrics["pays"] == pays and differs(row)
+    told = next(text for text in experiment.findings([row]) if text.startswith("step_graph"))
+    assert f"{gain:.2f}x the tokens per second" in told and "differs by more than the noise" in told
+
+
+def test_one_pass_decides_nothing_and_equal_factors_do_not_differ() -> None:
+    tree, chain = arm("tree", 4.8, 100.0, [1.2]), arm("chain", 4.0, 100.0, [1.0])
     row = compare(tree, chain)
-    assert row.metrics["accept_ratio"] == pytest.approx(1.2)
-    assert row.metrics["step_ratio"] == pytest.approx(step_us / 100)
-    assert row.metrics["speedup"] == pytest.approx(1.2 / (step_us / 100))
-    assert row.metrics["pays"] == pays and row.timing is None
-    assert compare(arm("tree", 4.8, [1.0, 1.0]), chain).metrics["pays"] == "undecided"  # too few steps
+    assert row.metrics["pays"] == "undecided" and row.metrics["tokens_per_s_low"] is None
+    row = compare(arm("tree", 4.8, 100.0, [1.2, 1.21]), arm("chain", 4.0, 100.0, [1.0, 1.0]))
+    assert not differs(row) and row.metrics["rest_ratio"] == pytest.approx(1.0, rel=0.01)
+
+
+def test_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.exp(0.05 * torch.randn(400, 2, 3, generator=generator, dtype=torch.float64))
+    covered = 0
+    for ours, theirs in noise.tolist():
+        low, high = rate_interval(arm("tree", 1, 1, [1.3 * x for x in ours]), arm("chain", 1, 1, theirs))
+        covered += low <= 1.3 <= high
+    assert 0.92 <= covered / 400 <= 0.98
 
 
 def test_small_run_is_lossless_and_tells_both_factors() -> None:
@@ -111,8 +136,14 @@ def test_small_run_is_lossless_and_tells_both_factors() -> None:
         "chain over none", "tree over none", "tree over chain", "chain_tree over chain",
         "tree over chain_tree",
     }  # fmt: skip
+    for row in rows:
+        if row.origin is Origin.DERIVED:  # the factors' product is the measured ratio, none is a guess
+            parts = ("accept_ratio", "fill_ratio", "uneven_ratio", "outside_ratio")
+            product = math.prod(float(row.metrics[name]) for name in parts) / row.metrics["step_ratio"]
+            assert product == pytest.approx(row.metrics["tokens_per_s_ratio"], rel=1e-6)
     said = experiment.findings(rows)
-    assert any("token-identical" in text for text in said) and any("step time" in text for text in said)
+    assert said[0].startswith("Measured end to end, step_graph") and "tokens per second" in said[0]
+    assert any("token-identical" in text for text in said) and any("full step" in text for text in said)
     for make in (figures.main_figure, figures.acceptance_figure, figures.ledger_figure):
         theme.require_words(make(rows))
 

@@ -24,9 +24,10 @@ COLUMNS = (
     "metric_lossless",
 )  # fmt: skip
 VERDICT_COLUMNS = (
-    "variant", "axis_execution", "axis_budget", "axis_temperature", "metric_pays", "metric_accept_ratio",
-    "metric_step_ratio", "metric_speedup", "metric_speedup_low", "metric_speedup_high",
-    "metric_tokens_per_s_ratio",
+    "variant", "axis_execution", "axis_budget", "axis_temperature", "metric_pays",
+    "metric_tokens_per_s_ratio", "metric_tokens_per_s_low", "metric_tokens_per_s_high", "metric_two_factors",
+    "metric_accept_ratio", "metric_step_ratio", "metric_rest_ratio", "metric_fill_ratio",
+    "metric_uneven_ratio", "metric_outside_ratio",
 )  # fmt: skip
 
 
@@ -46,7 +47,7 @@ class Params(BaseModel):
     prompts: int = Field(4, ge=1, description="prompts decoded together")
     prompt_tokens: int = Field(96, ge=1, description="last tokens of each prompt that are kept")
     new_tokens: int = Field(32, ge=2, description="tokens decoded per prompt")
-    repeats: int = Field(2, ge=1, description="passes over all arms, every second one in reverse order")
+    repeats: int = Field(3, ge=1, description="passes over all arms, every second one in reverse order")
     variant: str = Field("auto", description="verify-attention variant")
     gap_bound: float = Field(0.1, ge=0, description="logit gap below which a bf16 divergence is a near tie")
 
@@ -77,9 +78,14 @@ class Outcome:
     results: list[Any] = field(default_factory=list)
 
     @property
-    def tokens_per_s(self) -> float:
-        decoded = sum(len(t) - 1 for r in self.results for t in r.tokens)
-        return decoded / sum(r.seconds - r.prefill_s for r in self.results)
+    def tokens(self) -> int:
+        """Decoded tokens of all passes; each request's first comes from its prefill."""
+        return sum(decoded(result) for result in self.results)
+
+    @property
+    def decode_s(self) -> float:
+        """Time outside of prefill, all passes."""
+        return sum(result.seconds - result.prefill_s for result in self.results)
 
     @property
     def accept_length(self) -> float:
@@ -91,6 +97,22 @@ class Outcome:
         records = [r for result in self.results for r in result.ledger.records[1:]]
         full = max(r.bs for r in records)
         return [r.step_us for r in records if r.bs == full]
+
+    def rate_factors(self, bs: int) -> dict[str, Scalar]:
+        """tokens/s = bs x accept_length x batch_fill / (median full step x both other factors)."""
+        records = [r for result in self.results for r in result.ledger.records]
+        steps_s = sum(r.step_us for r in records) / 1e6
+        mean_us = steps_s * 1e6 / len(records)
+        return {
+            "batch_fill": self.tokens / (len(records) * self.accept_length * bs),
+            "mean_over_full_step": mean_us / quantile(self.step_samples_us(), 0.5),
+            "decode_over_steps": self.decode_s / steps_s,
+        }
+
+
+def decoded(result: Any) -> int:
+    """Tokens that came from decode steps."""
+    return sum(len(tokens) - 1 for tokens in result.tokens)
 
 
 def arms(params: Params, drafts: int) -> Iterator[Arm]:
@@ -233,12 +255,15 @@ def measure_metrics(outcome: Outcome) -> dict[str, Scalar]:
     last = outcome.results[-1]
     metrics: dict[str, Scalar] = {
         "accept_length": outcome.accept_length,
-        "tokens_per_s": outcome.tokens_per_s,
+        "tokens_per_s": outcome.tokens / outcome.decode_s,
         "steps": sum(len(r.ledger.records) for r in outcome.results),
         "replayed_share": last.replay.share,
         "replay": last.replay.sentence(),
         "graph_backend": last.replay.backend,
     }
+    metrics |= outcome.rate_factors(len(last.tokens))
+    for number, result in enumerate(outcome.results, 1):
+        metrics[f"tokens_per_s_pass{number}"] = decoded(result) / (result.seconds - result.prefill_s)
     for position, share in enumerate(last.acceptance.per_position(), 1):
         metrics[f"accepted_at_{position}"] = share
     summaries = [r.ledger.summary(skip=1) for r in outcome.results]

@@ -1,63 +1,72 @@
-"""Figures of notebook 50: where a tree pays, how deep drafts are accepted, where a step's time goes."""
+"""Figures of notebook 50: what pays, how deep drafts are accepted, where a step's time goes."""
 
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from workbench.experiments.speculative_verdict import number
+from workbench.experiments.speculative_verdict import best_trees, number, rate_words
 from workbench.measure.ledger import STAGES
 from workbench.report.figures import theme
 from workbench.rows import Origin, Row
 
-EXECUTION_SYMBOLS = {"eager": "circle-open", "split_graph": "diamond", "step_graph": "circle"}
-
 
 def main_figure(rows: Sequence[Row]) -> go.Figure:
-    """Tokens per step gained over step time added, one point per pair of arms; above the line it pays."""
+    """Measured tokens per second of one arm over another with its interval, beside the two factors."""
     derived = [row for row in rows if row.origin is Origin.DERIVED]
     figure = theme.new_figure(
         _title(derived),
-        "step time ratio (1)",
-        "tokens per step ratio (1)",
-        log_x=True,
-        log_y=True,
-        height=520,
+        "ratio of tokens per second (1)",
+        "first arm over second",
+        height=200 + 28 * len(derived),
     )
-    ends = [number(row, name) for row in derived for name in ("step_ratio", "accept_ratio")] or [1.0]
-    span = [min(*ends, 0.8), max(*ends, 1.25)]
-    line = {"color": theme.GREY, "dash": "dash"}
-    figure.add_scatter(x=span, y=span, mode="lines", name="break-even", line=line, hoverinfo="skip")
-    palette = theme.colours(row.variant for row in derived)
-    for variant, colour in palette.items():
-        for execution, symbol in EXECUTION_SYMBOLS.items():
-            some = [r for r in derived if r.variant == variant and r.axes["execution"] == execution]
-            if some:
-                _add_points(figure, some, f"{variant}, {execution}", {"color": colour, "symbol": symbol})
-    return figure
-
-
-def _add_points(figure: go.Figure, rows: list[Row], name: str, marker: dict[str, str]) -> None:
+    labels = [_label(row) for row in derived]
+    measured = [number(row, "tokens_per_s_ratio") for row in derived]
     figure.add_scatter(
-        x=[number(row, "step_ratio") for row in rows],
-        y=[number(row, "accept_ratio") for row in rows],
+        x=measured,
+        y=labels,
         mode="markers",
-        name=name,
-        marker=marker | {"size": 12},
-        text=[f"{row.case_id}<br>{number(row, 'speedup'):.2f}x, pays: {row.metrics['pays']}" for row in rows],
-        hovertemplate="%{text}<extra></extra>",
+        name="measured, 95 %",
+        marker={"color": theme.BLUE, "size": 11},
+        error_x={
+            "type": "data",
+            "array": [_reach(row, "tokens_per_s_high") for row in derived],
+            "arrayminus": [_reach(row, "tokens_per_s_low") for row in derived],
+        },
+        text=[f"{row.case_id}<br>pays: {row.metrics['pays']}" for row in derived],
+        hovertemplate="%{text}<br>%{x:.2f}x<extra></extra>",
     )
+    figure.add_scatter(
+        x=[number(row, "two_factors") for row in derived],
+        y=labels,
+        mode="markers",
+        name="accept length over full-step time alone",
+        marker={"color": theme.ORANGE, "size": 10, "symbol": "diamond-open"},
+        hovertemplate="%{y}<br>%{x:.2f}x<extra></extra>",
+    )
+    figure.add_vline(x=1, line={"color": theme.GREY, "dash": "dash"})
+    return figure.update_yaxes(type="category", autorange="reversed")
+
+
+def _label(row: Row) -> str:
+    axes = row.axes
+    return f"{row.variant}, {axes['execution']}, B{axes['budget']}, T={axes['temperature']:g}"
+
+
+def _reach(row: Row, name: str) -> float:
+    """Distance of an end of the interval from the measured ratio; 0 without an interval."""
+    end = row.metrics[name]
+    return abs(float(end) - number(row, "tokens_per_s_ratio")) if end is not None else 0.0
 
 
 def _title(derived: list[Row]) -> str:
-    trees = [row for row in derived if row.variant == "tree over chain" and row.axes["execution"] != "eager"]
-    trees = trees or [row for row in derived if row.variant == "tree over chain"]
+    trees = best_trees(derived)
     if not trees:
         return "No tree and chain were both measured here"
-    best = max(trees, key=lambda row: number(row, "speedup"))
+    best = max(trees, key=lambda row: number(row, "tokens_per_s_ratio"))
     words = {"yes": "pays over", "no": "does not pay over", "undecided": "is not told apart from"}
     return (
-        f"At best the tree {words[str(best.metrics['pays'])]} the chain: {number(best, 'speedup'):.2f}x "
-        f"({best.axes['execution']}, budget {best.axes['budget']}, temperature {best.axes['temperature']:g})"
+        f"At best the tree {words[str(best.metrics['pays'])]} the chain: {rate_words(best)}, measured"
+        f" ({best.axes['execution']}, budget {best.axes['budget']}, temperature {best.axes['temperature']:g})"
     )
 
 
