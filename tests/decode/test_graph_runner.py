@@ -8,6 +8,7 @@ import torch
 from workbench.decode import DecodeHooks, Reason, SpeculativeDecoder
 from workbench.decode.conditions import CONDITIONS
 from workbench.decode.decision import Bucket, ReplayRefused, StepBatch
+from workbench.decode.graph_runner import ADDRESS_INTERVAL
 
 WIDTH = 7
 
@@ -79,6 +80,17 @@ def test_a_moved_buffer_is_noticed_and_the_step_still_right(pair, make_prompts, 
     assert reasons[:5] == [Reason.REPLAYED] * 5 and set(reasons[5:]) == {Reason.BUFFER_MOVED}
     assert "positions moved" in result.replay.claims[-1].detail
     assert result.tokens == [oracle(prompts[0], 20)]
+
+
+def test_a_tensor_that_got_other_memory_is_noticed_within_a_few_steps(pair):
+    d = SpeculativeDecoder(*pair, max_batch=1, max_context=64, budget=6)
+    d.capture()
+    bucket = Bucket(1, WIDTH)
+    assert not any(d.runner.moved_buffers(bucket) for _ in range(2 * ADDRESS_INTERVAL))
+    positions = d.runner.buffers[bucket].positions
+    positions.set_(positions.clone())  # the same object
+    looks = [d.runner.moved_buffers(bucket) for _ in range(ADDRESS_INTERVAL)]
+    assert ["positions"] in looks
 
 
 def test_every_reason_has_a_condition():

@@ -7,6 +7,7 @@ import torch
 from workbench.decode import DecodeHooks, Reason, SpeculativeDecoder
 from workbench.decode.batch_run import BatchRun
 from workbench.decode.result import DecodeResult
+from workbench.kv.allocator import TokenKVAllocator
 
 MODES = ("eager", "split_graph", "step_graph")
 SHAPES = ("none", "chain", "chain_tree", "tree")
@@ -79,8 +80,10 @@ def run_with_checks(d: SpeculativeDecoder, prompts, limits, monkeypatch) -> tupl
         advance(self)
         live = self.live_slots()
         assert live == set(d.allocator.book.held().tolist())
-        counted = sum(len(r.slots) for r in self.scheduler.running) + sum(
-            s.slots.size for s in self.in_flight
+        counted = (
+            sum(len(r.slots) for r in self.scheduler.running)
+            + sum(len(row) for s in self.in_flight for row in s.slots)
+            + len(self.scheduler.freed + self.scheduler.reserved)
         )
         assert counted == len(live)  # no slot belongs to two holders
         checked += 1
@@ -92,8 +95,6 @@ def run_with_checks(d: SpeculativeDecoder, prompts, limits, monkeypatch) -> tupl
 @pytest.mark.parametrize("mode", ["eager", "step_graph"])
 @pytest.mark.parametrize("need_sort", [False, True])
 def test_live_slots_are_the_union_of_the_requests_slots(pair, make_prompts, monkeypatch, mode, need_sort):
-    from workbench.kv.allocator import TokenKVAllocator
-
     rng = np.random.default_rng(1)
     prompts = make_prompts(rng.integers(1, 30, 10).tolist(), seed=2)
     d = decoder(pair, mode=mode, allocator=TokenKVAllocator(90, need_sort=need_sort))
@@ -109,6 +110,29 @@ def test_nothing_leaks_over_ten_thousand_steps(pair, make_prompts, monkeypatch):
     _, checked = run_with_checks(d, prompts, rng.integers(20, 40, 1900).tolist(), monkeypatch)
     assert checked > 10_000
     assert d.allocator.available_size() == 140
+
+
+def test_slots_are_reserved_ahead_in_a_large_pool_only(pair, make_prompts, oracle):
+    """The allocator's books are asked a few times per decode; a small pool keeps nothing back."""
+
+    class Counts(TokenKVAllocator):
+        calls = 0
+
+        def alloc(self, n, last_slot=0):
+            self.calls += 1
+            return super().alloc(n, last_slot)
+
+        def free(self, idx):
+            self.calls += 1
+            super().free(idx)
+
+    prompts, calls = make_prompts((5,)), {}
+    for size in (120, 100_000):
+        d = decoder(pair, allocator=Counts(size), max_batch=1)
+        result = d.generate(prompts, 50)
+        assert result.tokens == [oracle(prompts[0], 50)] and d.allocator.available_size() == size
+        calls[size] = d.allocator.calls / len(result.replay.claims)
+    assert calls[100_000] < 0.5 < 1 <= calls[120]
 
 
 def test_tokens_arrive_in_order_while_decoding(pair, make_prompts):

@@ -53,14 +53,13 @@ def decode(
     """
     text = read_prompt(prompt, prompt_name)
     target, drafter, reader = load(model, device, dtype, tokenizer)
-    from workbench.decode import SpeculativeDecoder
-    from workbench.model.tokenizer import TextStream
-
     if shape == "auto":
         shape = "none" if drafter is None else "tree"
         if drafter is None:
             print(f"{model} has no drafter: decoding without drafts (shape none)", file=sys.stderr)
-    token_ids, stream = reader.encode(text), TextStream(reader)
+    from workbench.decode import SpeculativeDecoder
+
+    token_ids = reader.encode(text)
     decoder = SpeculativeDecoder(
         target, drafter if shape != "none" else None, mode=mode, shape=shape, budget=budget, variant=variant,
         max_batch=1, max_context=len(token_ids) + max_new_tokens + 64,
@@ -69,7 +68,21 @@ def decode(
     if mode != "eager":
         capture_with_bar(decoder, temperature, top_k, top_p)
     sys.stdout.write(text)
-    result = decoder.generate(
+    result = stream_tokens(decoder, reader, token_ids, max_new_tokens, temperature, top_k, top_p)
+    for line in describe(result):
+        print(line, file=sys.stderr)
+    if log is not None:
+        log.write_text("\n".join(result.log_lines) + "\n")
+
+
+def stream_tokens(
+    decoder: Any, reader: Any, token_ids: list[int], max_new_tokens: int, *sampling: Any
+) -> "DecodeResult":
+    """Decode one prompt, printing text as it comes; `sampling` is temperature, top_k, top_p."""
+    from workbench.model.tokenizer import TextStream
+
+    stream, (temperature, top_k, top_p) = TextStream(reader), sampling
+    result: DecodeResult = decoder.generate(
         [token_ids],
         max_new_tokens,
         temperature,
@@ -78,10 +91,7 @@ def decode(
         on_tokens=lambda _, new: print(stream.push(new), end="", flush=True),
     )
     print()
-    for line in describe(result):
-        print(line, file=sys.stderr)
-    if log is not None:
-        log.write_text("\n".join(result.log_lines) + "\n")
+    return result
 
 
 def read_prompt(prompt: str, name: str) -> str:

@@ -1,5 +1,7 @@
 """How far down the drafts are accepted: per position, offered and accepted, over many steps."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,21 +12,33 @@ class AcceptanceStats:
     """Counts over verify passes; position d is the d-th draft behind the bonus."""
 
     drafts: int  # L
-    passes: int = 0
-    emitted: int = 0
-    offered: np.ndarray = field(init=False)  # [L] passes whose tree reached depth d
-    accepted: np.ndarray = field(init=False)  # [L] passes that accepted a node at depth d
-
-    def __post_init__(self) -> None:
-        self.offered = np.zeros(self.drafts, dtype=np.int64)
-        self.accepted = np.zeros(self.drafts, dtype=np.int64)
+    counts: Counter[tuple[int, int]] = field(default_factory=Counter)  # (accept length, depth) -> passes
 
     def add(self, accept_length: int, depth: int) -> None:
         """One pass that emitted `accept_length` tokens (bonus included) from a tree of `depth`."""
-        self.passes += 1
-        self.emitted += accept_length
-        self.offered[:depth] += 1
-        self.accepted[: accept_length - 1] += 1
+        self.counts[accept_length, depth] += 1
+
+    @property
+    def passes(self) -> int:
+        return self.counts.total()
+
+    @property
+    def emitted(self) -> int:
+        return sum(length * n for (length, _), n in self.counts.items())
+
+    @property
+    def offered(self) -> np.ndarray:  # [L] passes whose tree reached depth d
+        return self._sum_up(lambda length, depth: depth)
+
+    @property
+    def accepted(self) -> np.ndarray:  # [L] passes that accepted a node at depth d
+        return self._sum_up(lambda length, depth: length - 1)
+
+    def _sum_up(self, reach: Callable[[int, int], int]) -> np.ndarray:
+        totals = np.zeros(self.drafts, dtype=np.int64)
+        for (length, depth), n in self.counts.items():
+            totals[: reach(length, depth)] += n
+        return totals
 
     @property
     def mean_length(self) -> float:
@@ -33,10 +47,10 @@ class AcceptanceStats:
 
     def per_position(self) -> list[float]:
         """Share of passes that accepted position d, among all passes: unconditional, non-increasing."""
-        return (self.accepted / max(1, self.passes)).tolist()
+        return list((self.accepted / max(1, self.passes)).tolist())
 
     def conditional(self) -> list[float | None]:
         """Share of passes that accepted d - 1 and offered d which accepted d; None where none did."""
-        before = np.concatenate(([self.passes], self.accepted[:-1]))
-        reached = np.minimum(before, self.offered)
-        return [int(a) / int(r) if r else None for a, r in zip(self.accepted, reached)]
+        accepted = self.accepted
+        reached = np.minimum(np.concatenate(([self.passes], accepted[:-1])), self.offered)
+        return [int(a) / int(r) if r else None for a, r in zip(accepted, reached)]

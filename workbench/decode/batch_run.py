@@ -140,7 +140,7 @@ class BatchRun:
         try:
             step = self.launcher.launch(requests, slots, watch)
         except BaseException:
-            self.scheduler.free(slots.reshape(-1))
+            self.scheduler.free([slot for row in slots for slot in row])
             raise
         self.in_flight.append(step)
         return step
@@ -172,10 +172,10 @@ class BatchRun:
         self._record(step, accept_lengths)
 
     def _take(self, request: Request, step: LaunchedStep, row: int, result: Any) -> int:
-        length = int(result.accept_length[row])
-        self.scheduler.commit(request, step.slots[row], result.node_index[row, :length])
-        self.acceptance.add(length, int(result.depth[row]))
-        tokens = self.d.hooks.accept_tokens(request.index, result.tokens[row, :length].tolist())
+        length = result.accept_length[row]
+        self.scheduler.commit(request, step.slots[row], result.node_index[row][:length])
+        self.acceptance.add(length, result.depth[row])
+        tokens = self.d.hooks.accept_tokens(request.index, result.tokens[row][:length])
         counted = self._emit(request, tokens)
         request.accept_lengths.append(counted)
         if request.is_done:
@@ -210,20 +210,24 @@ class BatchRun:
         )
 
     def live_slots(self) -> set[int]:
-        """Every slot that a request or a step in flight holds; equals what the allocator has handed out."""
+        """Every slot that a request or a step in flight holds, or that is between those and the allocator:
+        what the allocator has handed out."""
         held = {slot for r in self.scheduler.running for slot in r.slots}
-        return held | {int(slot) for step in self.in_flight for slot in step.slots.flat}
+        between = {*self.scheduler.freed, *self.scheduler.reserved}
+        return held | between | {slot for step in self.in_flight for row in step.slots for slot in row}
 
     def _abandon(self) -> None:
         """After an error: give every slot back, so that the decoder stays usable."""
         for step in self.in_flight:
-            self.scheduler.free(step.slots.reshape(-1))
+            self.scheduler.free([slot for row in step.slots for slot in row])
         for request in self.scheduler.running[:]:
             self.scheduler.finish(request)
         self.in_flight.clear()
+        self.scheduler.flush(with_reserved=True)
 
     def _result(self, seconds: float) -> DecodeResult:
         runner = self.d.runner
+        self.scheduler.flush(with_reserved=True)
         return DecodeResult(
             tokens=[r.tokens for r in self.requests],
             accept_lengths=[r.accept_lengths for r in self.requests],

@@ -1,7 +1,6 @@
 """What a step reads and writes besides weights and KV rows: on the device, at one address for life."""
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,15 +88,15 @@ class StepBuffers:
         self.draft_logits = other.draft_logits
         _cut_tree(self.tree, other.tree, n)
 
-    def unpack(self, result: Any) -> "StepResult":
-        """Split a host copy of `result` (an array [bs, 2 * max_accept + 3])."""
+    def unpack(self, rows: list[list[int]]) -> "StepResult":
+        """Split a host copy of `result`, [bs][2 * max_accept + 3]."""
         a = self.max_accept
         return StepResult(
-            tokens=result[:, :a],
-            node_index=result[:, a : 2 * a],
-            accept_length=result[:, 2 * a],
-            num_nodes=result[:, 2 * a + 1],
-            depth=result[:, 2 * a + 2],
+            tokens=[row[:a] for row in rows],
+            node_index=[row[a : 2 * a] for row in rows],
+            accept_length=[row[2 * a] for row in rows],
+            num_nodes=[row[2 * a + 1] for row in rows],
+            depth=[row[2 * a + 2] for row in rows],
         )
 
 
@@ -111,10 +110,10 @@ def _cut_tree(narrow: TreeBuffers, wide: TreeBuffers, n: int) -> None:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the host reads of a step; NumPy int64 arrays."""
+    """What the host reads of a step; lists, cheaper for the host than small arrays."""
 
-    tokens: Any  # [bs, max_accept], -1 behind the end
-    node_index: Any  # [bs, max_accept], accepted rows, -1 behind the end
-    accept_length: Any  # [bs], bonus included
-    num_nodes: Any  # [bs], root included
-    depth: Any  # [bs], deepest drafted node
+    tokens: list[list[int]]  # [bs, max_accept], -1 behind the end
+    node_index: list[list[int]]  # [bs, max_accept], accepted rows, -1 behind the end
+    accept_length: list[int]  # [bs], bonus included
+    num_nodes: list[int]  # [bs], root included
+    depth: list[int]  # [bs], deepest drafted node

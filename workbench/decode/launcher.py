@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from workbench.decode.buffers import StepBuffers
@@ -14,7 +13,8 @@ from workbench.decode.host_tree import build_on_host
 from workbench.decode.scheduler import Request
 from workbench.decode.step import mark_trace
 from workbench.decode.transfer import Pending
-from workbench.measure.ledger import HostWatch, Reading
+from workbench.measure.ledger import HostWatch
+from workbench.measure.stage_clock import Reading
 
 if TYPE_CHECKING:
     from workbench.decode.loop import SpeculativeDecoder
@@ -26,7 +26,7 @@ class LaunchedStep:
 
     index: int
     requests: list[Request]
-    slots: np.ndarray  # [n, width]
+    slots: list[list[int]]  # [n][width]
     pending: Pending
     reading: Reading
     claim: StepClaim
@@ -42,8 +42,8 @@ class Launcher:
     watch: HostWatch = field(default_factory=HostWatch)  # of the step being launched
     shadow: list[Any] = field(default_factory=list)
 
-    def launch(self, requests: list[Request], slots: np.ndarray, watch: HostWatch) -> LaunchedStep:
-        """Launch one step of `requests` [n] with reserved slots [n, width]; only a host tree waits."""
+    def launch(self, requests: list[Request], slots: list[list[int]], watch: HostWatch) -> LaunchedStep:
+        """Launch one step of `requests` [n] with reserved slots [n][width]; only a host tree waits."""
         d, index = self.d, len(self.claims)
         self.watch = watch
         batch = self._facts(requests)
@@ -84,7 +84,7 @@ class Launcher:
         decision: ReplayDecision,
         batch: StepBatch,
         requests: list[Request],
-        slots: np.ndarray,
+        slots: list[list[int]],
         index: int,
     ) -> StepBuffers:
         """Buffers of the bucket, with this step's inputs on their way."""
@@ -97,7 +97,7 @@ class Launcher:
         return b
 
     def _run_whole(
-        self, batch: StepBatch, requests: list[Request], slots: np.ndarray, index: int
+        self, batch: StepBatch, requests: list[Request], slots: list[list[int]], index: int
     ) -> tuple[StepBuffers, StepClaim]:
         d = self.d
         decision = d.runner.choose(batch)
@@ -117,7 +117,7 @@ class Launcher:
         return replayed
 
     def _run_split(
-        self, batch: StepBatch, requests: list[Request], slots: np.ndarray, index: int
+        self, batch: StepBatch, requests: list[Request], slots: list[list[int]], index: int
     ) -> tuple[StepBuffers, StepClaim]:
         """Draft graph, tree on the host, verify graph; each decides on its own."""
         d = self.d

@@ -21,7 +21,7 @@ from workbench.decode.scheduler import Request, Scheduler
 from workbench.decode.step import SEGMENT_STAGES, DecodeStep, StepSettings
 from workbench.decode.transfer import Transfer
 from workbench.kv.allocator import TokenKVAllocator
-from workbench.measure.ledger import CudaClock, HostClock, NoClock, StageClock
+from workbench.measure.stage_clock import CudaClock, HostClock, NoClock, StageClock
 
 
 class SpeculativeDecoder:

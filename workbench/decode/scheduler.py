@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
+
+AHEAD_STEPS, AHEAD_SHARE = 16, 64  # reserve for up to 16 steps at once, but no more than 1/64 of what is free
 
 
 @dataclass(eq=False)
@@ -54,6 +55,8 @@ class Scheduler:
     running: list[Request] = field(default_factory=list)  # oldest admission first
     retracted: int = 0
     free_rows: list[int] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)  # on their way back to the allocator
+    reserved: list[int] = field(default_factory=list)  # for the next steps
 
     def __post_init__(self) -> None:
         self.free_rows = list(range(self.max_batch, 0, -1))
@@ -61,7 +64,12 @@ class Scheduler:
     @property
     def held_tokens(self) -> int:
         """Slots that are out."""
-        return self.allocator.size - self.allocator.available_size()
+        return self.allocator.size - self.available
+
+    @property
+    def available(self) -> int:
+        """Slots that nobody holds."""
+        return self.allocator.available_size() + len(self.freed) + len(self.reserved)
 
     def admissible(self) -> Request | None:
         """The next waiting request if a row is free and its context and a step of everyone would fit."""
@@ -69,7 +77,7 @@ class Scheduler:
             return None
         request = self.waiting[0]
         reserve = self.width * (len(self.running) + 1)
-        if len(request.prompt) + len(request.tokens) + reserve > self.allocator.available_size():
+        if len(request.prompt) + len(request.tokens) + reserve > self.available:
             return None
         return request
 
@@ -77,6 +85,7 @@ class Scheduler:
         """Move the first waiting request to running; returns slots for its context [n] int64."""
         popped = self.waiting.popleft()
         assert popped is request
+        self.flush(with_reserved=True)
         slots = self.allocator.alloc(len(request.context()))
         assert slots is not None
         request.slots, request.row = slots.tolist(), self.free_rows.pop()
@@ -87,18 +96,31 @@ class Scheduler:
         """Running requests that may need another step; each step in flight emits at least one token."""
         return [r for r in self.running if r.remaining > r.in_flight]
 
-    def reserve(self, requests: int) -> np.ndarray | None:
-        """Slots for one step [requests, width], or None when the pool is exhausted."""
-        slots = self.allocator.alloc(requests * self.width)
-        return None if slots is None else slots.numpy().reshape(requests, self.width)
+    def reserve(self, requests: int) -> list[list[int]] | None:
+        """Slots for one step, [requests][width], or None when the pool is exhausted."""
+        n, width = requests * self.width, self.width
+        if len(self.reserved) < n and not self._refill(n):
+            return None
+        slots, self.reserved = self.reserved[:n], self.reserved[n:]
+        return [slots[at : at + width] for at in range(0, n, width)]
 
-    def commit(self, request: Request, slots: np.ndarray, node_index: np.ndarray) -> None:
+    def _refill(self, n: int) -> bool:
+        """Reserve for this step and, in a large pool, for a few more: the books cost the host per call."""
+        self.flush()
+        free = self.allocator.available_size()
+        missing = n - len(self.reserved)
+        if missing > free:
+            return False
+        slots = self.allocator.alloc(max(missing, min(AHEAD_STEPS * n, free // AHEAD_SHARE)))
+        assert slots is not None
+        self.reserved += slots.tolist()
+        return True
+
+    def commit(self, request: Request, slots: list[int], node_index: list[int]) -> None:
         """Keep the slots of accepted rows, in path order; free the rest. slots [width], node_index [a]."""
-        kept = slots[node_index]
-        rejected = np.ones(self.width, dtype=bool)
-        rejected[node_index] = False
-        request.slots.extend(kept.tolist())
-        self.free(slots[rejected])
+        request.slots += [slots[node] for node in node_index]
+        accepted = set(node_index)
+        self.free([slot for node, slot in enumerate(slots) if node not in accepted])
 
     def finish(self, request: Request) -> None:
         """Give back row and slots."""
@@ -115,12 +137,20 @@ class Scheduler:
         return request
 
     def _release(self, request: Request) -> None:
-        self.free(np.asarray(request.slots, dtype=np.int64))
+        self.free(request.slots)
+        self.flush(with_reserved=not self.running)
         request.slots = []
         self.free_rows.append(request.row)
         request.row = 0
 
-    def free(self, slots: np.ndarray) -> None:
-        """Give slots [n] back to the allocator."""
-        if len(slots):
-            self.allocator.free(torch.from_numpy(np.ascontiguousarray(slots)))
+    def free(self, slots: list[int]) -> None:
+        """Give slots back; the allocator gets them with the next refill."""
+        self.freed += slots
+
+    def flush(self, with_reserved: bool = False) -> None:
+        """Give the allocator what has been freed, in order; also what is reserved ahead, where asked."""
+        freed, self.freed = self.freed, []
+        if with_reserved:
+            freed, self.reserved = freed + self.reserved, []
+        if freed:
+            self.allocator.free(torch.tensor(freed, dtype=torch.int64))

@@ -16,7 +16,7 @@ from workbench.decode.buffers import RequestTable, StepBuffers
 from workbench.decode.chain import accept_chain, draft_chain, set_chain_geometry
 from workbench.decode.hooks import DecodeHooks
 from workbench.decode.replay import is_recording, record_host_node
-from workbench.measure.ledger import NoClock, StageClock
+from workbench.measure.stage_clock import NoClock, StageClock
 from workbench.model.batch import ForwardBatch
 from workbench.tree.accept import accept_greedy_batch
 from workbench.tree.batch import build_chain_batch, build_ddtree_batch

@@ -1,8 +1,9 @@
 """Between host and device without waiting: inputs go up in one copy, results come down one step behind."""
 
-from typing import Any
+from array import array
+from dataclasses import dataclass
+from typing import Any, cast
 
-import numpy as np
 import torch
 
 from workbench.decode.buffers import StepBuffers, StepResult
@@ -11,7 +12,7 @@ from workbench.decode.buffers import StepBuffers, StepResult
 class Pending:
     """A step's results on their way to the host."""
 
-    def __init__(self, b: StepBuffers, host: torch.Tensor, event: Any) -> None:
+    def __init__(self, b: StepBuffers, host: memoryview, event: Any) -> None:
         self._buffers, self._host, self._event = b, host, event
 
     def close(self) -> None:
@@ -23,7 +24,18 @@ class Pending:
         """Wait for this step only, then read."""
         if self._event is not None:
             self._event.synchronize()
-        return self._buffers.unpack(self._host.numpy())
+        return self._buffers.unpack(cast(list[list[int]], self._host.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A step's inputs and results on the host, pinned for a GPU."""
+
+    up: torch.Tensor  # [bs * (1 + width)]
+    up_view: memoryview  # plain views: the first call into torch or NumPy after a wait costs tens of us
+    down: torch.Tensor  # [bs, 2 * max_accept + 3]
+    down_view: memoryview
+    event: Any  # behind everything of the step; None on CPU
 
 
 class Transfer:
@@ -31,29 +43,28 @@ class Transfer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._staging: dict[tuple[int, int, int], tuple[torch.Tensor, torch.Tensor, Any]] = {}
+        self._staging: dict[tuple[int, int, int], Staged] = {}
 
-    def _buffers_of(self, b: StepBuffers, index: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def _buffers_of(self, b: StepBuffers, index: int) -> "Staged":
         key = (id(b), b.bs, index % 2)
         if key not in self._staging:
             up, down = torch.zeros_like(b.inputs, device="cpu"), torch.zeros_like(b.result, device="cpu")
             event = None
             if self.device.type == "cuda":
                 up, down, event = up.pin_memory(), down.pin_memory(), torch.cuda.Event()
-            self._staging[key] = (up, down, event)
+            up_view = memoryview(up.numpy()).cast("B").cast("q")
+            self._staging[key] = Staged(up, up_view, down, memoryview(down.numpy()), event)
         return self._staging[key]
 
-    def upload(self, b: StepBuffers, index: int, rows: list[int], slots: np.ndarray) -> None:
-        """Write table rows [n] and reserved slots [n, width] of step `index`; padding is row 0 and slot 0."""
-        up = self._buffers_of(b, index)[0]
-        view, n = up.numpy(), len(rows)
-        view[:] = 0
-        view[:n] = rows
-        view[b.bs : b.bs + slots.size] = slots.reshape(-1)
-        b.inputs.copy_(up, non_blocking=True)
+    def upload(self, b: StepBuffers, index: int, rows: list[int], slots: list[list[int]]) -> None:
+        """Write table rows [n] and slots [n][width] of step `index`; padding is row 0 and slot 0."""
+        staged, padding = self._buffers_of(b, index), b.bs - len(rows)
+        flat = [*rows, *[0] * padding, *(slot for row in slots for slot in row), *[0] * (padding * b.width)]
+        staged.up_view[:] = array("q", flat)
+        b.inputs.copy_(staged.up, non_blocking=True)
 
     def download(self, b: StepBuffers, index: int) -> Pending:
         """Queue the copy of step `index`'s results behind the step; `close` what comes back."""
-        _, down, event = self._buffers_of(b, index)
-        down.copy_(b.result, non_blocking=True)
-        return Pending(b, down, event)
+        staged = self._buffers_of(b, index)
+        staged.down.copy_(b.result, non_blocking=True)
+        return Pending(b, staged.down_view, staged.event)

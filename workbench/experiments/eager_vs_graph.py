@@ -202,6 +202,7 @@ def _host_finding(context: int, modes: dict[str, Row]) -> str:
     host, p90, most = (_metric(graph, f"host{name}_us") for name in ("", "_p90", "_max"))
     others = ", ".join(f"{_metric(modes[mode], 'host_us'):.0f} us {mode}" for mode in MODES[:2])
     parts = ", ".join(f"{part} {_metric(graph, f'host_{part}_us'):.0f}" for part in HOST_PARTS)
+    parts += ", and a launch computes" if graph.target == "cpu" else ""
     return (
         f"{context} tokens: host time {host:.0f} us per steady step as one graph (median; p90 {p90:.0f}, "
         f"most {most:.0f}; {parts}), {others}. It waits {_metric(graph, 'wait_us'):.0f} us beside; "
