@@ -19,7 +19,7 @@ from workbench.experiments.verify_cases import (
 from workbench.experiments.verify_gate import classify, plan_run
 from workbench.experiments.verify_oracle import expected_output
 from workbench.measure.timing import MAX_CALLS_PER_SAMPLE, pools_needed
-from workbench.rows import Origin, RowStatus
+from workbench.rows import Origin, Row, RowStatus
 
 CPU, H200 = targets.load("cpu"), targets.load("h200")
 SMALL = VerifyCase(2, 3, 4, 37, "random", "tree", "fp32", latent=32, rope=8)
@@ -223,11 +223,69 @@ def test_the_sweep_finds_the_regret_and_the_partial_traffic():
     case = VerifyCase(1, 4, 2, 400, "random", "tree", "fp32", latent=32, rope=8)
     rows = nsplit_sweep.sweep(case, find("torch_split"), [1, 4, 32], Bench(CPU, BenchOptions(n=4)))
     assert [row.axes["nsplit"] for row in rows] == ["1", "4", "32", "auto"]
-    [(auto, best, regret)] = nsplit_sweep.regrets(rows)
-    assert best.timing.median_us <= auto.timing.median_us * (1 + 1e-9) or regret == 0.0
+    [found] = nsplit_sweep.regrets(rows)
+    auto, best = found.auto, found.best
+    assert best.timing.median_us <= auto.timing.median_us * (1 + 1e-9) or found.share == 0.0
+    assert best.axes["nsplit"] != "auto" and found.is_noise, "4 samples say nothing with 95 % confidence"
     derived = [nsplit_sweep.partial_traffic(row) for row in rows[1:3]]
     assert all(row.origin is Origin.DERIVED and row.timing is None for row in derived)
     assert derived[1].bytes == pytest.approx(8 * derived[0].bytes)
+
+
+def swept_row(nsplit: str, plan_nsplit: int, median_us: float, half_us: float = 1.0) -> Row:
+    """A timed row of a sweep: what it asked for, what the plan resolved to, and its 95 % interval."""
+    times = {"median_us": median_us, "p10_us": median_us, "p90_us": median_us, "n": 20}
+    return Row.model_validate({
+        "case_id": f"c-{nsplit}", "experiment": "nsplit_sweep", "variant": "v", "target": "cpu",
+        "origin": "measured", "status": "PASSED", "timing": {"mode": "host", "l2": "cold", **times},
+        "axes": {"case": "c", "nsplit": nsplit, "q_len": 1, "ctx": 8, "dtype": "fp32"},
+        "metrics": {
+            "plan_nsplit": plan_nsplit, "workspace_bytes": 64 * plan_nsplit,
+            "ci95_low_us": median_us - half_us, "ci95_high_us": median_us + half_us,
+        },
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rows, is_noise, sentence",
+    [
+        # auto resolves to the plan of nsplit=2, which is the fastest
+        ([("1", 1, 120), ("2", 2, 100), ("auto", 2, 107)], True, "auto picks 2 splits, the fastest"),
+        # nsplit=64 is cut to the 2 splits that auto picks as well: the same plan under another name
+        ([("1", 1, 120), ("64", 2, 100), ("auto", 2, 107)], True, "auto picks 2 splits, the fastest"),
+        # auto measured slower, the same plan asked for by its number did not
+        ([("1", 1, 100), ("2", 2, 101), ("auto", 2, 107)], True, "measured 7.0% faster, within the noise"),
+        ([("1", 1, 100), ("2", 2, 115), ("auto", 2, 107)], False, "1 split would be 7.0% faster"),
+        # the intervals touch
+        ([("1", 1, 100), ("2", 2, 101), ("auto", 2, 101.5)], True, "measured 1.5% faster, within the noise"),
+        ([("1", 1, 100), ("2", 2, 129), ("auto", 2, 130)], False, "1 split would be 30.0% faster"),
+    ],
+)
+def test_a_regret_is_one_only_above_the_noise(rows, is_noise, sentence):
+    from workbench.report.figures.nsplit_sweep import main_figure
+
+    swept = [swept_row(*row) for row in rows]
+    [found] = nsplit_sweep.regrets(swept)
+    assert found.is_noise is is_noise
+    assert sentence in nsplit_sweep.findings(swept)[0]
+    title = main_figure(swept).layout.title.text
+    assert ("auto is slower" in title) is not is_noise and ("%" in title) is not is_noise
+
+
+def test_a_plan_that_has_no_twin_in_the_sweep_is_still_compared():
+    [found] = nsplit_sweep.regrets([swept_row("1", 1, 100), swept_row("auto", 3, 140)])
+    assert not found.twins and not found.is_noise and found.share == pytest.approx(0.4)
+
+
+def test_shapes_are_named_by_what_tells_them_apart():
+    from workbench.report.figures.verify_variants import short_labels
+
+    names = ["bs1 h8 q16 2048 contiguous tree fp32", "bs1 h8 q16 2048 random tree fp32"]
+    assert short_labels(names) == (
+        dict(zip(names, ("contiguous", "random"))), " (all: bs1 h8 q16 2048 tree fp32)"
+    )  # fmt: skip
+    assert short_labels(["alone here"]) == ({"alone here": "alone here"}, "")
+    assert short_labels(["a b", "a b c"]) == ({"a b": "a b", "a b c": "a b c"}, "")
 
 
 def test_projected_rows_carry_no_timing():

@@ -43,7 +43,7 @@ def figure_output(number: int, points: int = 50) -> dict:
 
 
 def write_run(
-    folder: Path, figures: int, status: RunStatus = RunStatus.PASSED, reason: str = ""
+    folder: Path, figures: int, status: RunStatus = RunStatus.PASSED, reason: str = "", stderr: str = ""
 ) -> RunManifest:
     """A run folder as the runner leaves it, with `figures` figures."""
     content = nbformat.v4.new_notebook()
@@ -52,7 +52,8 @@ def write_run(
         nbformat.v4.new_code_cell("secret_code = 1"),
     ]
     log = nbformat.v4.new_output("stream", name="stdout", text="step: one\n")
-    content.cells.append(nbformat.v4.new_code_cell("run()", outputs=[log]))
+    outputs = [log, *([nbformat.v4.new_output("stream", name="stderr", text=stderr)] if stderr else [])]
+    content.cells.append(nbformat.v4.new_code_cell("run()", outputs=outputs))
     for number in range(figures):
         output = nbformat.v4.new_output("display_data", data=figure_output(number))
         content.cells.append(nbformat.v4.new_code_cell(f"show({number})", outputs=[output]))
@@ -99,6 +100,21 @@ def test_code_and_log_are_hidden_behind_a_toggle(report: Path) -> None:
     button = BeautifulSoup(text, "html.parser").find(id="toggle-code")
     assert '<body class="hide-code">' in text and button is not None and button["aria-pressed"] == "false"
     assert "secret_code" in text and re.search(r'<div class="log">.*?step: one', text, re.S)
+
+
+def test_messages_stand_at_the_end_and_are_announced_at_the_top(tmp_path: Path) -> None:
+    noise = "\x1b[33mUserWarning: <slow>\x1b[0m\nprofiler_start\n"
+    text = html.render_report(tmp_path, write_run(tmp_path, figures=1, stderr=noise)).read_text()
+    assert '<a href="#messages">2 lines of messages</a>' in text.split("</header>")[0]
+    assert text.count("UserWarning: &lt;slow&gt;\nprofiler_start") == 1
+    assert text.index("UserWarning") > text.index("plotly-graph-div"), "nothing above the findings"
+    block = BeautifulSoup(text, "html.parser").find("details", id="messages")
+    assert block is not None and not block.has_attr("open") and "\x1b" not in block.text
+    failed = write_run(tmp_path, figures=0, status=RunStatus.FAILED, reason="x", stderr=noise)
+    block = BeautifulSoup(html.render_report(tmp_path, failed).read_text(), "html.parser").find(id="messages")
+    assert block is not None and block.has_attr("open"), "a failure is explained at once"
+    quiet = html.render_report(tmp_path, write_run(tmp_path, figures=0)).read_text()
+    assert 'id="messages"' not in quiet and "lines of messages" not in quiet
 
 
 def test_every_figure_has_a_label_and_strict_json(report: Path) -> None:

@@ -10,6 +10,7 @@ from workbench.rows import RowStatus
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from workbench.experiments.nsplit_sweep import Regret
     from workbench.rows import Row
 
 NUMBERS = ("splits", "median µs", "±", "floor µs", "x floor", "GB/s", "TFLOP/s", "DRAM", "tensor", "span µs")
@@ -99,19 +100,21 @@ def _published(group: "list[Row]") -> Iterable[tuple[str, float]]:
             yield name.removeprefix("published_").removesuffix("_us"), value
 
 
-def splits_table(found: "list[tuple[Row, Row, float]]") -> "Table":
-    """auto against the best split count measured, one line per variant and shape."""
+def splits_table(found: "list[Regret]") -> "Table":
+    """auto against the best split count measured, one line per variant and shape; noise is named so."""
     from rich.table import Table
 
     table = Table(title="nsplit=auto against the best of its sweep", title_justify="left")
     for place, name in enumerate(("shape", "variant", "auto", "auto µs", "best", "best µs", "regret")):
         table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place == 0)
-    for auto, best, regret in found:
+    for one in found:
+        auto, best = one.auto, one.best
         assert auto.timing is not None and best.timing is not None
         shape = "bs{bs} h{heads} q{q_len} ctx{ctx} {layout}".format(**auto.axes)
         table.add_row(
             shape, auto.variant, str(auto.metrics["plan_nsplit"]), f"{auto.timing.median_us:.1f}",
-            str(best.axes["nsplit"]), f"{best.timing.median_us:.1f}", f"{100 * regret:.1f} %",
-            style="red" if regret > 0.05 else "",
+            str(best.axes["nsplit"]), f"{best.timing.median_us:.1f}",
+            f"{100 * one.share:.1f} %" + (" (noise)" if one.is_noise and one.share else ""),
+            style="red" if one.share > 0.05 and not one.is_noise else "",
         )  # fmt: skip
     return table

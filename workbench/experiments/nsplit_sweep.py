@@ -1,6 +1,7 @@
 """Notebook 20: what does the number of KV splits cost and bring, and what does "auto" pick?"""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,6 +10,7 @@ from workbench import targets
 from workbench.experiments.verify_bench import Bench, BenchOptions
 from workbench.experiments.verify_cases import VerifyCase, quick_cases
 from workbench.experiments.verify_gate import Candidate
+from workbench.experiments.verify_variants import differ
 from workbench.measure import timing
 from workbench.rows import Origin, Row
 from workbench.targets import HardwareTarget
@@ -94,8 +96,39 @@ def partial_traffic(row: Row) -> Row:
     )  # fmt: skip
 
 
-def regrets(rows: list[Row]) -> list[tuple[Row, Row, float]]:
-    """(auto, best, regret) per variant and shape: how much slower "auto" is than the best count measured."""
+@dataclass(frozen=True)
+class Regret:
+    """ "auto" against the fastest plan of its sweep.
+
+    `twins`: rows of the sweep whose count resolves to auto's very plan.
+    """
+
+    auto: Row
+    best: Row
+    twins: tuple[Row, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """auto's median over the best, minus one; not below 0."""
+        return max(0.0, _median_us(self.auto) / _median_us(self.best) - 1)
+
+    @property
+    def is_same_plan(self) -> bool:
+        return plan_of(self.auto) == plan_of(self.best)
+
+    @property
+    def is_noise(self) -> bool:
+        """True unless every measurement of auto's plan has a 95 % interval apart from the best plan's."""
+        return self.is_same_plan or not all(differ(row, self.best) for row in (self.auto, *self.twins))
+
+
+def plan_of(row: Row) -> tuple[object, object]:
+    """What tells two plans of one variant and shape apart: the splits it resolved to, and its workspace."""
+    return row.metrics.get("plan_nsplit"), row.metrics.get("workspace_bytes")
+
+
+def regrets(rows: list[Row]) -> list[Regret]:
+    """Per variant and shape, how much slower "auto" is than the best count measured."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.timing is not None:
@@ -106,7 +139,8 @@ def regrets(rows: list[Row]) -> list[tuple[Row, Row, float]]:
         fixed = [row for row in group if row.axes["nsplit"] != "auto"]
         if auto and fixed:
             best = min(fixed, key=_median_us)
-            found.append((auto[0], best, max(0.0, _median_us(auto[0]) / _median_us(best) - 1)))
+            twins = tuple(row for row in fixed if plan_of(row) == plan_of(auto[0]))
+            found.append(Regret(auto[0], best, twins))
     return found
 
 
@@ -121,13 +155,26 @@ def findings(rows: list[Row]) -> list[str]:
 
 
 def _regret_findings(rows: list[Row]) -> Iterable[str]:
-    for auto, best, regret in regrets(rows):
-        picked, wanted = auto.metrics["plan_nsplit"], best.axes["nsplit"]
-        where = f"{auto.variant}, {auto.axes['q_len']} rows on {auto.axes['ctx']} tokens"
-        if str(picked) == wanted:
-            yield f"{where}: auto picks the best, {picked} splits (the same plan twice: {regret:+.1%})."
+    for one in regrets(rows):
+        auto, wanted = one.auto, one.best.metrics["plan_nsplit"]
+        text = (
+            f"{auto.variant}, {auto.axes['q_len']} rows on {auto.axes['ctx']} tokens:"
+            f" auto picks {_splits(auto.metrics['plan_nsplit'])}"
+        )
+        again = "".join(
+            f"; the same plan measured again differs by {_median_us(twin) / _median_us(auto) - 1:+.1%}"
+            for twin in one.twins[:1]
+        )
+        if one.is_same_plan:
+            yield f"{text}, the fastest of the sweep{again}."
+        elif one.is_noise:
+            yield f"{text}; {_splits(wanted)} measured {one.share:.1%} faster, within the noise{again}."
         else:
-            yield f"{where}: auto picks {picked} splits, {wanted} are best; the regret is {regret:.1%}."
+            yield f"{text}, {_splits(wanted)} would be {one.share:.1%} faster (95 % intervals apart{again})."
+
+
+def _splits(count: object) -> str:
+    return f"{count} split" + ("" if count == 1 else "s")
 
 
 def _drift_findings(rows: list[Row]) -> Iterable[str]:

@@ -136,12 +136,13 @@ def _speed(rows: list[Row]) -> Iterable[str]:
         ratios = [(row.floor_ratio or 0.0, row) for row in timed if row.variant == variant]
         best_ratio, best = min(ratios, key=lambda pair: pair[0])
         gains = [g for _, row in ratios if (g := speedup(row, timed, baseline)) is not None]
-        against = (
-            f", {min(gains):.2g} to {max(gains):.2g} times faster than {baseline}"
-            if gains and variant != baseline
-            else ""
-        )
+        against = f", {_span(gains)} times as fast as {baseline}" if gains and variant != baseline else ""
         yield f"{variant}: at best {best_ratio:.3g} times the floor ({best.axes['ctx']} tokens){against}."
+
+
+def _span(values: list[float]) -> str:
+    """ "2.2 to 6.6", or one number where both ends read the same."""
+    return " to ".join(dict.fromkeys(f"{value:.2g}" for value in (min(values), max(values))))
 
 
 def speedup(row: Row, rows: list[Row], baseline: str) -> float | None:

@@ -14,6 +14,7 @@ FOLDER = Path(__file__).resolve().parent
 TEMPLATE = "report.html.j2"
 REPORT_FILE = "report.html"
 MAX_BYTES = 3_000_000
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 OUTSIDE = re.compile(
     r"""<(?:script|link|img|iframe|source|video|audio)\b[^>]*\b(?:src|href)\s*=\s*["']?(?:https?:)?//""", re.I
 )
@@ -47,7 +48,8 @@ def export(notebook: Path, banner: dict[str, Any]) -> str:
         "plotly-graph-div" in _html(output) for cell in content.cells for output in cell.get("outputs", [])
     )
     resources = {
-        "workbench": banner | {"plotly": plotly_script() if has_figure else ""},
+        "workbench": banner
+        | {"plotly": plotly_script() if has_figure else "", "messages": _messages(content)},
         "metadata": {"name": notebook.stem},
     }
     html, _ = _exporter().from_notebook_node(content, resources=resources)
@@ -119,6 +121,16 @@ def _banner(folder: Path, manifest: RunManifest) -> dict[str, Any]:
         ],
         "software": ", ".join(f"{name} {version}" for name, version in manifest.software.items()),
     }
+
+
+def _messages(content: Any) -> str:
+    """Everything the cells wrote to stderr, in order; the template shows it at the end of the page."""
+    return "".join(
+        ANSI.sub("", "".join(output["text"]))
+        for cell in content.cells
+        for output in cell.get("outputs", [])
+        if output.get("name") == "stderr"
+    )
 
 
 def _html(output: Any) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 RUN_DIR_VARIABLE = "WORKBENCH_RUN_DIR"  # set by the parent of a batch run
 RUN_ID_VARIABLE = "WORKBENCH_RUN_ID"
 STEP_PREFIX = "step: "
+UNUSED_BUTTONS = ["lasso2d", "select2d", "autoScale2d"]  # nothing is selected; leave the title its room
 
 
 class Experiment(Protocol):
@@ -77,13 +78,15 @@ def figure_bundle(figure: "go.Figure") -> dict[str, Any]:
     from workbench.report.figures import theme
 
     theme.require_words(figure)
-    label = html.escape(str(figure.layout.title.text), quote=True)
-    config = {"displaylogo": False, "responsive": True}
+    title = str(figure.layout.title.text)
+    label = html.escape(title, quote=True)
+    figure = theme.finish(figure)
+    config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": UNUSED_BUTTONS}
     division = figure.to_html(full_html=False, include_plotlyjs=False, include_mathjax=False, config=config)
     return {
         "text/html": f'<figure role="img" aria-label="{label}" class="plot">{division}</figure>',
         "application/vnd.plotly.v1+json": json.loads(figure.to_json()),
-        "text/plain": f"figure: {figure.layout.title.text}",
+        "text/plain": f"figure: {title}",
     }
 
 

@@ -13,7 +13,7 @@ def main_figure(rows: Sequence[Row]) -> go.Figure:
     """Stages of a step before and after the fix."""
     runs = [*select(list(rows), "before"), *select(list(rows), "after")]
     figure = theme.new_figure(_main_title(runs), "time per step (µs)", "run", height=340)
-    for stage, colour in theme.colours(STAGES).items():
+    for stage, colour in (theme.colours(STAGES) | {"unattributed": theme.GREY}).items():
         figure.add_bar(
             y=[str(row.axes["run"]) for row in runs], x=[stage_shares(row)[stage] for row in runs],
             orientation="h", name=stage, marker={"color": colour},
@@ -49,6 +49,7 @@ def hypotheses_figure(rows: Sequence[Row]) -> go.Figure:
             x=number(row, "ledger_step_us"),
             line={"dash": "dash", "color": theme.GREY},
             annotation_text="the step",
+            annotation_position="top",
         )
     figure.update_yaxes(type="category")
     return figure
@@ -62,9 +63,10 @@ def verdicts_figure(rows: Sequence[Row]) -> go.Figure:
     figure = theme.new_figure(title, "steps that say replayed (%)", "fault", height=180 + 22 * len(verdicts))
     for found_by, colour in theme.colours(str(row.metrics["found_by"]) for row in verdicts).items():
         own = [row for row in verdicts if row.metrics["found_by"] == found_by]
+        how = "exclusion" if found_by == "nothing" else found_by
         figure.add_scatter(
             y=[row.variant for row in own], x=[100 * number(row, "replay_share") for row in own],
-            mode="markers", name=f"found by {found_by}", text=[str(row.metrics["because"]) for row in own],
+            mode="markers", name=f"found by {how}", text=[str(row.metrics["because"]) for row in own],
             marker={
                 "color": colour, "size": 12,
                 "symbol": ["circle" if row.metrics["is_right"] else "x" for row in own],

@@ -4,23 +4,15 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from workbench.experiments.nsplit_sweep import regrets
+from workbench.experiments.nsplit_sweep import Regret, regrets
 from workbench.report.figures import theme
 from workbench.rows import Origin, Row
 
 
 def main_figure(rows: Sequence[Row]) -> go.Figure:
     """Latency over split counts per variant and shape; a star marks what auto picks."""
-    found = regrets(list(rows))
-    worst = max((regret for _, _, regret in found), default=0.0)
-    title = f"auto is at most {100 * worst:.2g} % slower than the best split count measured"
-    figure = theme.new_figure(
-        title if found else "No split count was timed here",
-        "nsplit (splits)",
-        "latency (µs)",
-        log_x=True,
-        log_y=True,
-    )
+    title = _regret_title(regrets(list(rows)))
+    figure = theme.new_figure(title, "nsplit (splits)", "latency (µs)", log_x=True, log_y=True)
     lines = theme.colours(series(row) for row in rows if row.timing)
     for name, colour in lines.items():
         own = [row for row in rows if row.timing and series(row) == name]
@@ -35,7 +27,26 @@ def main_figure(rows: Sequence[Row]) -> go.Figure:
             name=f"auto: {name}", mode="markers", showlegend=False,
             marker={"color": colour, "symbol": "star", "size": 15},
         )  # fmt: skip
-    return figure
+    return mark_counts(figure, rows)
+
+
+def _regret_title(found: Sequence[Regret]) -> str:
+    """Only a regret above the noise is one."""
+    if not found:
+        return "No split count was timed here"
+    real = [one for one in found if not one.is_noise]
+    if not real:
+        return f"On {len(found)} of {len(found)} sweeps auto is the fastest plan, or not told apart from it"
+    worst = max(real, key=lambda one: one.share)
+    return (
+        f"auto is slower than the best split count on {len(real)} of {len(found)} sweeps,"
+        f" at most by {worst.share:.1%} ({series(worst.auto)})"
+    )
+
+
+def mark_counts(figure: go.Figure, rows: Sequence[Row]) -> go.Figure:
+    """Ticks at the split counts that were tried."""
+    return figure.update_xaxes(tickvals=sorted({split_count(row) for row in rows if "nsplit" in row.axes}))
 
 
 def series(row: Row) -> str:
@@ -65,7 +76,7 @@ def drift_figure(rows: Sequence[Row]) -> go.Figure:
             x=[split_count(row) for row in ordered], y=[row.errors["rel_fro"] for row in ordered],
             name=name, mode="lines+markers", line={"color": colour},
         )  # fmt: skip
-    return figure
+    return mark_counts(figure, checked)
 
 
 def _spread(group: Sequence[Row]) -> float:
@@ -86,4 +97,4 @@ def traffic_figure(rows: Sequence[Row]) -> go.Figure:
             y=[100 * float(row.metrics["share_of_least_bytes"] or 0) for row in own],
             name=name, mode="lines+markers", line={"color": colour, "dash": "dot"},
         )  # fmt: skip
-    return figure
+    return mark_counts(figure, derived)

@@ -29,10 +29,11 @@ def main_figure(rows: list[Row]) -> go.Figure:
             name=f"drafter KV {kind}",
         )
     figure.update_layout(barmode="overlay", bargap=0.15)
-    theme.add_floor(figure, float(str(plans[0].metrics["context"])), "wanted context")
+    theme.add_floor(figure, float(str(plans[0].metrics["context"])), "wanted context", "bottom left")
     observed = plans[0].metrics.get("observed_tokens")
     if observed:
-        figure.add_hline(y=observed, line={"color": theme.BLACK}, annotation_text=f"observed {observed:,}")
+        line, text = {"color": theme.BLACK}, f"observed {observed:,}"
+        figure.add_hline(y=observed, line=line, annotation_text=text, annotation_position="top left")
     return figure
 
 

@@ -22,5 +22,6 @@ def main_figure(rows: list[Row]) -> go.Figure:
     figure.add_bar(
         y=labels, x=shares, orientation="h", marker_color=theme.BLUE, error_x=spread, name="p10 to p90"
     )
-    figure.add_vline(x=100, line={"dash": "dash", "color": theme.GREY}, annotation_text="target file")
+    line = {"dash": "dash", "color": theme.GREY}
+    figure.add_vline(x=100, line=line, annotation_text="nominal", annotation_position="top")
     return figure

@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,12 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, BLACK = OKABE_ITO
 GREY = "#7F7F7F"  # floors, limits and anything that is not a measurement
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+LOG_AXIS = {"type": "log", "tickformat": ",~g"}  # 10,000, not 10k
+SMALL = {"tickformat": "~e", "nticks": 6}  # 1e-6, not 1µ
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "hexagon")
+TITLE_CHARACTERS = 84  # per line; the toolbar stands to the right of the title
+TITLE_LINE, LEGEND_LINE = 23, 20  # pixels
+LEGEND_CHARACTERS = 140  # per line of the legend, its symbols included
 UNIT = re.compile(r"[(\[][^()\[\]]+[)\]]")  # "latency (µs)"
 
 
@@ -22,8 +28,8 @@ def new_figure(
     """An empty figure. `title` is the finding as a sentence; `x` and `y` end in a unit: "latency (µs)"."""
     figure = go.Figure()
     figure.update_layout(title_text=title, height=height)
-    figure.update_xaxes(title_text=x, type="log" if log_x else None)
-    figure.update_yaxes(title_text=y, type="log" if log_y else None)
+    figure.update_xaxes(title_text=x, **(LOG_AXIS | {"dtick": "D2"} if log_x else {}))
+    figure.update_yaxes(title_text=y, **((LOG_AXIS | (SMALL if "error" in y else {})) if log_y else {}))
     return apply_theme(figure)
 
 
@@ -33,9 +39,10 @@ def apply_theme(figure: go.Figure) -> go.Figure:
         template="plotly_white",
         colorway=OKABE_ITO,
         font={"family": "system-ui, sans-serif", "size": 14},
-        title={"x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12}, "font": {"size": 17}},
-        margin={"l": 70, "r": 20, "t": 90, "b": 60},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.01, "x": 0},
+        title={"x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12}, "font": {"size": 16}},
+        margin={"l": 70, "r": 20, "t": 70, "b": 60},
+        legend={"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "x": 0},
+        legend_traceorder="normal",
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         hovermode="closest",
@@ -45,16 +52,40 @@ def apply_theme(figure: go.Figure) -> go.Figure:
     return figure
 
 
+def finish(figure: go.Figure) -> go.Figure:
+    """Wrap the title and make room for it above and for the legend below the plot; returns the figure.
+
+    The plot keeps the height that was asked for: a second line of either makes the figure taller.
+    """
+    lines = textwrap.wrap((figure.layout.title.text or "").replace("<br>", " "), TITLE_CHARACTERS)
+    above = TITLE_LINE * max(0, len(lines) - 1)
+    below = LEGEND_LINE * max(0, _legend_lines(figure) - 1)
+    has_subplot_titles = any(one.yref == "paper" and (one.y or 0) > 0.95 for one in figure.layout.annotations)
+    return figure.update_layout(
+        title={"text": "<br>".join(lines), "pad": {"t": 12 + above // 2}},  # two lines stand around one
+        margin={"t": 70 + above + (TITLE_LINE if has_subplot_titles else 0)},
+        height=(figure.layout.height or 420) + above + below,
+    )
+
+
+def _legend_lines(figure: go.Figure) -> int:
+    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
+    widest = max((len(name) for name in names), default=0) + 8  # entries stand in columns, with a symbol
+    return -(-len(names) // max(1, LEGEND_CHARACTERS // widest))
+
+
 def colours(names: Iterable[str]) -> dict[str, str]:
     """name -> colour, the same name always getting the same place in order; grey beyond eight."""
     return {name: OKABE_ITO[i] if i < len(OKABE_ITO) else GREY for i, name in enumerate(dict.fromkeys(names))}
 
 
-def add_floor(figure: go.Figure, y: float, label: str) -> go.Figure:
+def add_floor(figure: go.Figure, y: float, label: str, position: str = "top left") -> go.Figure:
     """A dashed grey line for a limit that was computed, not measured."""
     figure.add_hline(
-        y=y, line={"dash": "dash", "color": GREY}, annotation_text=label, annotation_position="top left"
+        y=y, line={"dash": "dash", "color": GREY}, annotation_text=label, annotation_position=position
     )
+    if figure.layout.yaxis.type == "log":  # lines are placed by value there, annotations by its logarithm
+        figure.layout.annotations[-1].y = math.log10(y)
     return figure
 
 

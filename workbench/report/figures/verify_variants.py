@@ -1,5 +1,6 @@
 """Figures of notebook 10: latency against the floor, errors against their bars, projections."""
 
+import textwrap
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -12,7 +13,8 @@ from workbench.rows import Origin, Row
 def main_figure(rows: Sequence[Row]) -> go.Figure:
     """Latency by shape, p10 to p90, with the floor and the published peers of each shape."""
     timed = [row for row in rows if row.timing is not None]
-    figure = theme.new_figure(_latency_title(timed), "shape", "latency (µs)", log_y=True, height=520)
+    labels, shared = short_labels([shape_label(row) for row in timed])
+    figure = theme.new_figure(_latency_title(timed), f"shape{shared}", "latency (µs)", log_y=True, height=520)
     colour = theme.colours(row.variant for row in timed)
     for place, variant in enumerate(colour):
         own = [(row, row.timing) for row in timed if row.variant == variant and row.timing]
@@ -29,8 +31,7 @@ def main_figure(rows: Sequence[Row]) -> go.Figure:
         )
     _add_floor(figure, timed)
     _add_published(figure, timed)
-    figure.update_xaxes(type="category")
-    return figure
+    return name_shapes(figure, labels)
 
 
 def _latency_title(timed: Sequence[Row]) -> str:
@@ -45,6 +46,25 @@ def shape_label(row: Row) -> str:
     if "case" in row.axes:
         return str(row.axes["case"]).replace("-", " ").replace("ctx", "")
     return "bs{bs} h{heads} q{q_len} {ctx} {layout}".format(**row.axes)
+
+
+def short_labels(names: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Each shape without the words that all of them share, on two lines, and those words for the axis."""
+    words = {name: name.split() for name in names}
+    counts = {len(split) for split in words.values()}
+    if len(words) < 2 or len(counts) != 1:
+        return {name: name for name in words}, ""
+    columns = list(zip(*words.values()))
+    shared = [column[0] for column in columns if len(set(column)) == 1]
+    kept = [i for i, column in enumerate(columns) if len(set(column)) > 1]
+    labels = {name: " ".join(split[i] for i in kept) for name, split in words.items()}
+    wrapped = {name: "<br>".join(textwrap.wrap(label, 14)) for name, label in labels.items()}
+    return wrapped, f" (all: {' '.join(shared)})" if shared else ""
+
+
+def name_shapes(figure: go.Figure, labels: dict[str, str]) -> go.Figure:
+    """Category axis whose ticks carry the short labels."""
+    return figure.update_xaxes(type="category", tickvals=list(labels), ticktext=list(labels.values()))
 
 
 def _add_floor(figure: go.Figure, timed: Sequence[Row]) -> None:
@@ -94,7 +114,8 @@ def projection_figure(rows: Sequence[Row]) -> go.Figure:
     projected = [row for row in rows if row.origin is Origin.PROJECTED and row.floor_us]
     bound = sorted({str(row.metrics["bound"]) for row in projected})
     title = f"Projected floors, not measured: {' or '.join(bound) or 'nothing'} bound on these shapes"
-    figure = theme.new_figure(title, "shape", "projected floor (µs)", log_y=True)
+    labels, shared = short_labels([shape_label(row) for row in projected])
+    figure = theme.new_figure(title, f"shape{shared}", "projected floor (µs)", log_y=True)
     for target, colour in theme.colours(row.target for row in projected).items():
         own = [row for row in projected if row.target == target]
         figure.add_bar(
@@ -102,4 +123,4 @@ def projection_figure(rows: Sequence[Row]) -> go.Figure:
             name=f"{target} (projected)",
             marker={"color": colour, "pattern": {"shape": "/"}},
         )  # fmt: skip
-    return figure
+    return name_shapes(figure, labels)
