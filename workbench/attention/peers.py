@@ -6,6 +6,7 @@ call's time.
 """
 
 import inspect
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
@@ -259,10 +260,13 @@ def _flex(
     from torch.nn.attention import flex_attention as flex
 
     attend = torch.compile(flex.flex_attention, dynamic=False) if q.is_cuda else flex.flex_attention
-    if hasattr(flex, "AuxRequest"):
-        out, aux = attend(q, k, v, return_aux=flex.AuxRequest(lse=True), **options)
-        return out, aux.lse
-    return attend(q, k, v, return_lse=True, **options)
+    with warnings.catch_warnings():
+        # On CPU the unfused form is what is asked for: compiling it there takes longer than it saves.
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+        if hasattr(flex, "AuxRequest"):
+            out, aux = attend(q, k, v, return_aux=flex.AuxRequest(lse=True), **options)
+            return out, aux.lse
+        return attend(q, k, v, return_lse=True, **options)
 
 
 flashinfer_fa2 = FlashInferMla(backend="fa2")
