@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from workbench.kv.churn import Churn, run_churn
+from workbench.kv.churn import Churn, age_pool, run_churn
 from workbench.kv.fragmentation import layout_score
 from workbench.kv.policies import policies, policy
 from workbench.kv.workload import Lengths, load, names
@@ -128,3 +128,24 @@ def test_the_readme_table_is_what_the_churn_gives(cells: list[str]) -> None:
     score = snapshot.score()
     assert gaps == f"{100 * score.gap_rate:.1f} %" and descents == f"{100 * score.descent_rate:.2f} %"
     assert int(sorts) == snapshot.sorts
+
+
+def test_sorting_prevents_gaps_and_closes_none_as_the_readme_says() -> None:
+    said, numbers = " ".join((ROOT / "workbench/kv/README.md").read_text().split()), []
+    for name in ("fifo", "need_sort"):
+        churn = Churn(policy(name), load("long_decode_small"), 32_768, 0)
+        snapshot = age_pool(churn, 4.0)
+        ahead = churn.allocator.alloc(2048)
+        assert ahead is not None
+        numbers.append((snapshot.score().gap_rate, layout_score(ahead).gap_rate, snapshot.sorts))
+    (plain, plain_ahead, _), (sorting, sorting_ahead, sorts) = numbers
+    assert f"{100 * plain:.1f} to {100 * sorting:.1f} % after 4 wraps" in said
+    assert f"{100 * plain_ahead:.0f} % of the next 2,048 slots" in said
+    assert f"{100 * sorting_ahead:.0f} % after sorting" in said and f"({sorts} times in 4 wraps at 4" in said
+
+
+def test_a_sort_changes_no_live_request() -> None:
+    churn = Churn(policy("need_sort"), load("long_decode_small"), 32_768, 0)
+    before = age_pool(churn, 2.0)
+    churn.allocator.merge_and_sort_free()
+    assert np.array_equal(churn.snapshot().indices, before.indices)

@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from workbench import targets
 from workbench.experiments import kv_fragmentation as experiment
 from workbench.experiments.kv_bench import LayoutBench, LayoutCase, measure_copy
+from workbench.experiments.kv_findings import compare_steps
 from workbench.kv.fragmentation import make_layout
 from workbench.kv.pool import KVPool
 from workbench.report.figures import kv_fragmentation as figures
 from workbench.report.figures import theme
-from workbench.rows import Origin, Row, RowStatus
+from workbench.rows import Origin, Row, RowStatus, Timing
 from workbench.shapes import VerifyShape
 
 SMALL = experiment.Params(
@@ -78,13 +79,49 @@ def test_whole_steps_give_the_same_tokens_on_every_pool(rows: list[Row]) -> None
 
 
 def test_findings_say_what_the_rows_say(rows: list[Row]) -> None:
-    told = " ".join(experiment.findings(rows))
-    fit = next(row for row in rows if row.variant == "regression")
-    assert ("Scatter costs time" in told) == bool(fit.metrics["above_noise"])
+    said = experiment.findings(rows)
+    told, fit = " ".join(said), next(row for row in rows if row.variant == "regression")
+    assert said[0].startswith("Scatter costs time" if fit.metrics["above_noise"] else "No cost of scatter")
+    assert "whole decode step" in said[0] and said[1].startswith("Moving rows (Tier 1)")
     assert "the same slots" in told and "need_sort sorted" in told and "Tier 1, round 1" in told
-    assert (
-        "nothing can be said" in experiment.findings([row for row in rows if row.variant != "regression"])[0]
-    )
+    assert "closes no gap" in told
+    assert all("Derived" in text for text in said if "by the fit it" in text or "times one layer" in text)
+    rest = [row for row in rows if row.variant != "regression"]
+    assert "nothing can be said" in experiment.findings(rest)[0]
+
+
+def step_row(layout: str, repeat: int, median_us: float, spread: float = 0.002) -> Row:
+    samples = tuple(median_us * (1 + spread * d) for d in (-4, -3, -2, -1, 0, 1, 2, 3, 4))
+    timing = Timing(mode="host", l2="n/a", n=9, median_us=median_us, p10_us=min(samples),
+                    p90_us=max(samples), samples=samples)  # fmt: skip
+    return Row(case_id=f"{layout}{repeat}", experiment="x", variant="whole_step", target="cpu", timing=timing,
+               origin=Origin.MEASURED, status=RowStatus.PASSED,
+               axes={"layout": layout, "prompt_tokens": 9})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fresh_us", "worn_us", "spread", "visible"),
+    [
+        ((100.0, 100.2), 105.0, 0.002, True),
+        ((100.0, 108.0), 105.0, 0.002, False),  # the two fresh pools differ by more
+        ((100.0, 100.2), 105.0, 0.05, False),  # the interval holds no difference
+        ((100.0, 100.2), 95.0, 0.002, True),  # faster is visible too
+    ],
+)
+def test_a_whole_step_decides_by_interval_and_noise(
+    rows: list[Row], fresh_us: tuple[float, float], worn_us: float, spread: float, visible: bool
+) -> None:
+    steps = [step_row("contiguous", i, us, spread) for i, us in enumerate(fresh_us)]
+    steps.append(step_row("churned:fifo", 0, worn_us, spread))
+    ratio = compare_steps(steps)
+    assert ratio is not None and ratio.is_visible == visible
+    others = [row for row in rows if row.variant != "whole_step"]
+    said = experiment.findings([*others, *steps])
+    assert ("not visible in a whole decode step" in said[0]) != visible
+    plans = [row for row in others if row.variant == "relocation_plan"]
+    if not (visible and worn_us > 100):  # whatever the fit predicts, a step shows nothing to win back
+        assert "Moving rows (Tier 1) pays" not in said[1] and plans
+    assert compare_steps(steps[:1]) is None
 
 
 @pytest.mark.parametrize(
@@ -112,6 +149,14 @@ def test_the_copy_is_checked_and_compared() -> None:
     row = measure_copy(KVPool(2, 600, 40, torch.float32), 200, targets.load("cpu"), n=3)
     assert row.status is RowStatus.PASSED and row.bytes == 2 * 200 * 2 * 160
     assert row.metrics["copy_gbps"] > 0 and row.metrics["share_of_device_copy"] > 0
+    assert row.metrics["beyond_cache"] is False  # 190 kB
+
+
+def test_the_copy_goes_through_more_than_the_cache() -> None:
+    pool = KVPool(1, 40_000, 576, torch.float32)
+    row = measure_copy(pool, 5_000, targets.load("cpu"), n=3)
+    assert row.metrics["beyond_cache"] is True
+    assert row.metrics["device_copy_gbps"] < targets.load("cpu").dram_peak_gbps
 
 
 def test_notebook_parameters_are_those_of_the_experiment() -> None:

@@ -1,5 +1,7 @@
 """Relocation: every request reads the same rows before, during, after and when it is stopped."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -206,6 +208,13 @@ def test_a_plan_says_when_it_cannot_pay() -> None:
     assert paying.gain_us_per_step == pytest.approx(gain)
     assert paying.copy_us == pytest.approx(2 * paying.rows * 68 / 20e3)
     assert paying.break_even_steps == pytest.approx(paying.copy_us / gain)
+    draws = np.array([[0.0002 * k, 0.02] for k in range(101)])  # gaps may cost nothing at the lower end
+    unsure = decode.plan(cost=replace(COSTLY, draws=draws), remaining_steps=100_000)
+    assert unsure.gain_us_per_step == pytest.approx(gain) and unsure.gain_interval_us is not None
+    low, high = unsure.gain_interval_us
+    assert unsure.pays == (low > 0 and unsure.copy_us / low < 100_000) and low < gain < high
+    losing = decode.plan(cost=replace(COSTLY, draws=-draws), remaining_steps=100_000)
+    assert not losing.pays and "by the fit it cannot pay" in losing.reason
     for plan, words in (
         (decode.plan(cost=FREE), "not above the noise"),
         (decode.plan(remaining_steps=0), "cannot pay"),
@@ -266,6 +275,8 @@ def test_fit_recovers_a_known_cost_and_sees_no_cost_in_noise() -> None:
     fit = fit_scatter_cost(scores, real, noise_us=0.5)
     assert fit.gap_interval_us[0] < 0.004 < fit.gap_interval_us[1] and fit.above_noise
     assert fit.us_per_descent == pytest.approx(0.002, abs=5e-4) and fit.base_us == pytest.approx(50, abs=0.5)
+    saving = fit.saving_interval_us(scores[-1], scores[0])
+    assert saving is not None and saving[0] < 0.004 * scores[-1].gaps < saving[1]
     assert not fit_scatter_cost(scores, list(50 + noise), noise_us=0.5).above_noise
     with pytest.raises(ValueError, match="at least 6"):
         fit_scatter_cost(scores[:5], real[:5], noise_us=0.1)

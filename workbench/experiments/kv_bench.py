@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.measure import gpu_state, timing
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from workbench.kv.pool import KVPool
 
 
+LAST_LEVEL_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # "32768K"
 SPARE_SLOTS = 63  # pages of 64 start one page behind the dummy
 
 
@@ -207,31 +209,36 @@ class LayoutBench:
 
 
 def measure_copy(pool: "KVPool", rows: int, target: HardwareTarget, *, n: int, seed: int = 0) -> Row:
-    """Copy `rows` random slots of every layer into a free run, checked, against a plain copy."""
+    """Copy `rows` random slots of every layer into a free run, checked, beside a plain copy of as many bytes.
+
+    Both go through as many sets of rows as the pool holds, so that neither finds its data in a cache; where
+    the pool is too small for that, the metric beyond_cache says so.
+    """
     import torch
 
     from workbench.kv.relocation import copy_disjoint_rows
 
-    device = pool.buffer.device
-    order = torch.randperm(pool.size - rows, generator=torch.Generator().manual_seed(seed))[:rows]
-    sources = (order + 1).to(device)
-    targets = torch.arange(pool.size - rows + 1, pool.size + 1, device=device)
-    pool.buffer[:, sources] += 1  # so that the targets cannot hold the answer already
-    copy_disjoint_rows(pool.buffer, sources, targets)
-    moved, there = (pool.buffer[:, slots] for slots in (sources, targets))
-    is_same = bool(torch.equal(moved, there))
     copy_bytes = 2 * rows * pool.token_bytes
+    sets = _copy_sets(pool, rows, -(-4 * _cache_bytes(target) // copy_bytes), seed)
+    for sources, targets in sets:
+        pool.buffer[:, sources] += 1  # so that the targets cannot hold the answer already
+        copy_disjoint_rows(pool.buffer, sources, targets)
+    is_same = all(torch.equal(pool.buffer[:, a], pool.buffer[:, b]) for a, b in sets)
     measured: Timing | None = None
     metrics: dict[str, Scalar] = {"rows": rows, "layers": pool.layers}
     if is_same:
-        measured = _time_copy(
-            lambda: copy_disjoint_rows(pool.buffer, sources, targets), copy_bytes, target, n
-        )
-        plain = _time_copy(lambda: there.copy_(moved), copy_bytes, target, n)
+        there = [pool.buffer[:, targets] for _, targets in sets]
+        moved = [torch.empty_like(each) for each in there]
+        measured, plain = _time_copies(
+            [partial(copy_disjoint_rows, pool.buffer, *pair) for pair in sets],
+            [partial(b.copy_, a) for a, b in zip(there, moved)],
+            copy_bytes, target, n,
+        )  # fmt: skip
         metrics |= {
             "copy_gbps": copy_bytes / measured.median_us / 1e3,
             "device_copy_gbps": copy_bytes / plain.median_us / 1e3,
             "share_of_device_copy": plain.median_us / measured.median_us,
+            "beyond_cache": len(sets) * copy_bytes >= 2 * _cache_bytes(target),
         }
     return Row(
         case_id=f"copy-rows{rows}-layers{pool.layers}-slots{pool.size}",
@@ -250,9 +257,47 @@ def measure_copy(pool: "KVPool", rows: int, target: HardwareTarget, *, n: int, s
     )
 
 
-def _time_copy(call: Callable[[], object], copy_bytes: int, target: HardwareTarget, n: int) -> Timing:
-    """L2 is cold when one call moves more than eight times its size."""
+def _copy_sets(pool: "KVPool", rows: int, most: int, seed: int) -> "list[tuple[torch.Tensor, torch.Tensor]]":
+    """Disjoint (sources [rows] in random order, targets [rows] in a run), at most as many as fit the pool."""
+    import torch
+
+    count = max(1, min(most, pool.size // (2 * rows)))
+    first_target = pool.size - count * rows + 1
+    order = torch.randperm(first_target - 1, generator=torch.Generator().manual_seed(seed)) + 1
+    device = pool.buffer.device
+    return [
+        (
+            order[i * rows : (i + 1) * rows].to(device),
+            torch.arange(first_target + i * rows, first_target + (i + 1) * rows, device=device),
+        )
+        for i in range(count)
+    ]
+
+
+def _cache_bytes(target: HardwareTarget) -> int:
+    """The last-level cache: the target's or, on cpu, this machine's if that is larger."""
+    kib = LAST_LEVEL_CACHE.read_text().strip().removesuffix("K") if LAST_LEVEL_CACHE.exists() else ""
+    here = int(kib) * 1024 if target.backend == "cpu" and kib.isdigit() else 0
+    return max(timing.l2_bytes(target), here)
+
+
+def _time_copies(
+    moves: Sequence[Callable[[], object]],
+    plain: Sequence[Callable[[], object]],
+    copy_bytes: int,
+    target: HardwareTarget,
+    n: int,
+) -> tuple[Timing, Timing]:
+    """Both sampled in turn. L2 is cold when one call moves more than eight times its size."""
     is_cold = target.backend == "cuda" and copy_bytes > 8 * timing.l2_bytes(target)
-    if is_cold:
-        return timing.measure([call, call], target=target, n=n, l2="cold", bytes_per_call=copy_bytes)
-    return timing.measure(call, target=target, n=n)
+    prepared = {}
+    for name, calls in (("moves", moves), ("plain", plain)):
+        pools = [*calls, *calls] if is_cold and len(calls) == 1 else calls
+        prepared[name] = timing.prepare(
+            pools,
+            target=target,
+            l2="cold" if is_cold else "warm",
+            bytes_per_call=copy_bytes if is_cold else 0,
+        )
+    timing.sample_together(prepared, n=n)
+    return prepared["moves"].timing(), prepared["plain"].timing()

@@ -109,7 +109,7 @@ def _run(params: Params, target: HardwareTarget, step: Callable[[str], None]) ->
         params.model_layers, params.remaining_steps, 2 * params.samples, params.budget_s / 2
     )
     step("time whole decode steps of the tiny pair on fresh and worn pools")
-    prompt, new = (1_400, 256) if target.backend == "cuda" else (256, 24)
+    prompt, new = (1_400, 256) if target.backend == "cuda" else (512, 24)
     rows += measure_steps(worn, target, params.pool_slots, prompt, new)
     if TIER_0 in worn and TIER_1 in worn:
         step("relocate the worn default pool and time both tiers together")
@@ -132,8 +132,23 @@ def age_policies(params: Params) -> "tuple[dict[str, Churn], list[LayoutCase]]":
         worn[name] = Churn(policy(name), load, params.pool_slots, params.seed)
         for age in sorted(params.ages):
             snapshot = age_pool(worn[name], age, params.context)
-            cases.append(_aged_case(snapshot, age, params.context))
+            case = _aged_case(snapshot, age, params.context)
+            case.metrics |= {"next_gap_rate": next_gap_rate(worn[name].allocator, params.context)}
+            cases.append(case)
     return worn, cases
+
+
+def next_gap_rate(allocator: object, slots: int) -> float | None:
+    """Gaps within the next `slots` that a free list would hand out; None for a policy without one list."""
+    from workbench.kv.allocator import TokenKVAllocator
+    from workbench.kv.fragmentation import layout_score
+
+    if not isinstance(allocator, TokenKVAllocator):
+        return None
+    state = allocator.backup_state()
+    taken = allocator.alloc(min(slots, allocator.available_size()))
+    allocator.restore_state(state)
+    return None if taken is None else layout_score(taken).gap_rate
 
 
 def _aged_case(snapshot: "Snapshot", age: float, context: int) -> LayoutCase:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from workbench.experiments.kv_bench import LayoutBench, LayoutCase
+from workbench.measure.statistics import median_interval
 from workbench.rows import Origin, Row, RowStatus, Scalar
 
 if TYPE_CHECKING:
@@ -105,15 +106,20 @@ def price_plan(
 
 
 def step_row(cases: list[LayoutCase], bench: LayoutBench, options: TierOptions) -> Row:
-    """What each layout adds to the attention of a whole step: model layers x (p10 - contiguous p10)."""
-    latency_us = {case.name: case.timing.p10_us for case in cases if case.timing}
-    base = latency_us["contiguous"]
-    metrics: dict[str, Scalar] = {
-        f"extra_us_{name.replace(':', '_')}": options.model_layers * (latency - base)
-        for name, latency in latency_us.items()
-        if name != "contiguous"
-    }
-    metrics |= {"attention_us": options.model_layers * base, "model_layers": options.model_layers}
+    """What each layout adds to the attention of a model's step: layers x (median - contiguous median)."""
+    timings = {case.name: case.timing for case in cases if case.timing}
+    layers, base = options.model_layers, timings["contiguous"]
+    metrics: dict[str, Scalar] = {"attention_us": layers * base.median_us, "model_layers": layers}
+    around = median_interval(base.samples)
+    for name, timing in timings.items():
+        if name != "contiguous":
+            own = median_interval(timing.samples)
+            key = name.replace(":", "_")
+            metrics |= {
+                f"extra_us_{key}": layers * (timing.median_us - base.median_us),
+                f"extra_low_us_{key}": layers * (own[0] - around[1]) if own and around else None,
+                f"extra_high_us_{key}": layers * (own[1] - around[0]) if own and around else None,
+            }
     return _derived("attention_of_a_step", bench, metrics)
 
 
@@ -125,6 +131,8 @@ def plan_row(plan: "RelocationPlan", number: int, bench: LayoutBench) -> Row:
         "requests": len(plan.requests),
         "copy_us": plan.copy_us,
         "gain_us_per_step": plan.gain_us_per_step,
+        "gain_low_us": plan.gain_interval_us[0] if plan.gain_interval_us else None,
+        "gain_high_us": plan.gain_interval_us[1] if plan.gain_interval_us else None,
         "break_even_steps": finite,
         "remaining_steps": plan.remaining_steps,
         "pays": plan.pays,

@@ -1,5 +1,6 @@
 """What a relocation would move, what the copy costs, and whether the fitted cost of scatter lets it pay."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ class RelocationPlan:
     before: LayoutScore  # of the planned requests
     after: LayoutScore
     copy_us: float  # every row of all layers read and written once at the target's DRAM rate
-    gain_us_per_step: float  # by the fitted cost of gaps and backward steps, over all layers
+    gain_us_per_step: float  # derived: the fitted cost of gaps and backward steps, over all layers
+    gain_interval_us: tuple[float, float] | None  # of the fit, 95 %
     remaining_steps: int
     pays: bool
     reason: str
@@ -132,7 +134,9 @@ def _priced(
     after = layout_score(slot_map[flat], indptr, row_bytes=row_bytes)
     copy_us = 2 * len(sources) * token_bytes / (target.dram_gbps * 1e3)
     gain_us = layers * (cost.extra_us(before) - cost.extra_us(after))
-    pays, reason = _verdict(len(sources), len(requests), copy_us, gain_us, cost, remaining_steps)
+    saving = cost.saving_interval_us(before, after)
+    interval = (layers * saving[0], layers * saving[1]) if saving else None
+    pays, reason = _verdict(len(sources), len(requests), copy_us, gain_us, interval, cost, remaining_steps)
     return RelocationPlan(
         torch.from_numpy(sources),
         torch.from_numpy(targets),
@@ -141,6 +145,7 @@ def _priced(
         after,
         copy_us,
         gain_us,
+        interval,
         remaining_steps,
         pays,
         reason,
@@ -150,9 +155,15 @@ def _priced(
 
 
 def _verdict(
-    rows: int, requests: int, copy_us: float, gain_us: float, cost: ScatterCost, remaining_steps: int
+    rows: int,
+    requests: int,
+    copy_us: float,
+    gain_us: float,
+    interval_us: tuple[float, float] | None,
+    cost: ScatterCost,
+    remaining_steps: int,
 ) -> tuple[bool, str]:
-    """(can it pay, why) in one sentence."""
+    """(does it pay even at the lower end of the gain's interval, why) in one sentence. Derived throughout."""
     if rows == 0:
         return (
             False,
@@ -161,17 +172,23 @@ def _verdict(
     if not cost.above_noise:
         low, high = cost.effect_interval_us
         return False, (
-            f"it cannot pay: scatter costs {cost.effect_us:.2f} us per layer ({low:.2f} to {high:.2f}), "
-            f"not above the noise of {cost.noise_us:.2f} us"
+            f"it cannot pay: scatter costs {cost.effect_us:.3g} us per layer by the fit"
+            f" ({low:.3g} to {high:.3g}), not above the noise of {cost.noise_us:.3g} us"
         )
     if gain_us <= 0:
         return False, "it cannot pay: the predicted gain is zero"
-    steps = copy_us / gain_us
-    verb = "pays" if steps < remaining_steps else "cannot pay"
-    return steps < remaining_steps, (
-        f"it {verb}: {copy_us:.0f} us of copy against {gain_us:.2f} us per step, "
-        f"even after {steps:.0f} of {remaining_steps} steps"
+    low, high = interval_us or (gain_us, gain_us)
+    pays = low > 0 and copy_us / low < remaining_steps
+    return pays, (
+        f"by the fit it {'pays' if pays else 'cannot pay'}: a gain of {format_time(gain_us)} per step"
+        f" ({format_time(low)} to {format_time(high)}) against {format_time(copy_us)} of copy,"
+        f" {'after' if pays else 'even after'} {math.ceil(copy_us / gain_us)} of {remaining_steps} steps"
     )
+
+
+def format_time(us: float) -> str:
+    """Three digits and a unit: 0.25 us, 88 ms."""
+    return f"{us / 1e3:.3g} ms" if abs(us) >= 1e3 else f"{us:.3g} us"
 
 
 def refuse_pages(allocator: SlotPolicy) -> None:

@@ -1,7 +1,7 @@
 """What one gap and one backward step cost: a regression of kernel latency on the layout score."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class ScatterCost:
     effect_us: float  # what the most scattered layout of the fit costs above a contiguous one, by the fit
     effect_interval_us: tuple[float, float]
     layouts: int
+    draws: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), compare=False, repr=False)
 
     @property
     def above_noise(self) -> bool:
@@ -33,6 +34,13 @@ class ScatterCost:
     def extra_us(self, score: LayoutScore) -> float:
         """Latency of one layer above the base, never negative."""
         return max(0.0, self.us_per_gap * score.gaps + self.us_per_descent * score.descents)
+
+    def saving_interval_us(self, before: LayoutScore, after: LayoutScore) -> tuple[float, float] | None:
+        """95 % interval of what one layer saves between two layouts; None for a cost without draws."""
+        if not len(self.draws):
+            return None
+        change = np.array([before.gaps - after.gaps, before.descents - after.descents])
+        return _interval(self.draws @ change)
 
 
 def fit_scatter_cost(
@@ -68,6 +76,7 @@ def fit_scatter_cost(
         effect_us=float(worst @ best[1:]),
         effect_interval_us=_interval(draws[:, 1:] @ worst),
         layouts=len(latency),
+        draws=slope_draws[:, 1:],
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.experiments.kv_findings import compare_tiers
 from workbench.report.figures import theme
 from workbench.rows import Row
 
@@ -46,7 +47,9 @@ def _cost_title(fit: Row | None) -> str:
         return "Too few layouts to say what scatter costs"
     share = _number(fit, "effect_us") / _number(fit, "base_us")
     where = "above" if fit.metrics["above_noise"] else "not above"
-    return f"The most scattered layout costs {share:+.1%} on {fit.target}: {where} the noise"
+    return (
+        f"By the fit the most scattered layout costs one call {share:+.1%} on {fit.target}: {where} the noise"
+    )
 
 
 def _add_fit(figure: go.Figure, fit: Row, tokens: float) -> None:
@@ -92,9 +95,9 @@ def _wear_title(aged: Sequence[Row]) -> str:
         return f"How {len(last)} policies wear the pool"
     plain, sorting = last["fifo"], last["need_sort"]
     return (
-        f"Sorting takes backward steps from {_number(plain, 'pool_descent_rate'):.2%} to"
-        f" {_number(sorting, 'pool_descent_rate'):.2%}, gaps from {_number(plain, 'pool_gap_rate'):.0%} to"
-        f" {_number(sorting, 'pool_gap_rate'):.0%}"
+        f"need_sort against the default: backward steps {_number(sorting, 'pool_descent_rate'):.2%} against"
+        f" {_number(plain, 'pool_descent_rate'):.2%}, gaps {_number(sorting, 'pool_gap_rate'):.0%} against"
+        f" {_number(plain, 'pool_gap_rate'):.0%}"
     )
 
 
@@ -149,12 +152,11 @@ def tier_figure(rows: list[Row]) -> go.Figure:
 
 
 def _tier_title(rows: list[Row], timed: list[Row]) -> str:
-    plans = [row for row in rows if row.variant == "relocation_plan" and row.metrics["rows"]]
-    if not plans or not timed:
+    moved = compare_tiers(rows)
+    if moved is None or not timed:
         return "No tier was timed on this run"
-    moved = sum(_number(row, "rows") for row in plans)
-    pays = any(row.metrics["pays"] for row in plans)
-    return f"Moving {moved:.0f} rows in {len(plans)} rounds {'pays' if pays else 'does not pay'} here"
+    word = "faster" if moved.high < 1 else "slower" if moved.low > 1 else "not told apart in time"
+    return f"After relocation one attention call is {word}: {moved.words()} against the worn pool"
 
 
 def _number(row: Row, name: str) -> float:

@@ -65,8 +65,8 @@ def _title(derived: list[Row]) -> str:
     best = max(trees, key=lambda row: number(row, "tokens_per_s_ratio"))
     words = {"yes": "pays over", "no": "does not pay over", "undecided": "is not told apart from"}
     return (
-        f"At best the tree {words[str(best.metrics['pays'])]} the chain: {rate_words(best)}, measured"
-        f" ({best.axes['execution']}, budget {best.axes['budget']}, temperature {best.axes['temperature']:g})"
+        f"At best the tree {words[str(best.metrics['pays'])]} the chain: {rate_words(best)},"
+        f" {best.axes['execution']}, budget {best.axes['budget']}, temperature {best.axes['temperature']:g}"
     )
 
 
