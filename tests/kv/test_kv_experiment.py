@@ -64,6 +64,9 @@ def test_relocation_ran_in_rounds_and_removed_gaps(rows: list[Row]) -> None:
     assert int(plans[0].metrics["gaps_after"]) < int(plans[0].metrics["gaps_before"])
     layouts = {row.axes["layout"]: row.metrics["gap_rate"] for row in rows if row.variant == "tiers"}
     assert layouts["relocated:fifo"] < layouts["churned:fifo"] / 2
+    copy = next(row for row in rows if row.variant == "copy_rows")
+    moved_bytes = 2 * int(plans[0].metrics["rows"]) * SMALL.model_layers * 576 * 4
+    assert plans[0].metrics["copy_us"] == pytest.approx(moved_bytes / float(copy.metrics["copy_gbps"]) / 1e3)
 
 
 def test_whole_steps_give_the_same_tokens_on_every_pool(rows: list[Row]) -> None:

@@ -105,20 +105,19 @@ def _run(params: Params, target: HardwareTarget, step: Callable[[str], None]) ->
     if cost is None:
         return rows
     rows.append(cost_row(cost, bench))
-    options = TierOptions(
-        params.model_layers, params.remaining_steps, 2 * params.samples, params.budget_s / 2
-    )
     step("time whole decode steps of the tiny pair on fresh and worn pools")
     prompt, new = (1_400, 256) if target.backend == "cuda" else (512, 24)
     rows += measure_steps(worn, target, params.pool_slots, prompt, new)
+    step("time the copy of scattered rows")
+    copy = measure_copy(bench.pool, params.pool_slots // 8, target, n=params.samples, seed=params.seed)
     if TIER_0 in worn and TIER_1 in worn:
         step("relocate the worn default pool and time both tiers together")
+        rate = float(copy.metrics["copy_gbps"] or 0) if copy.timing else None
+        options = TierOptions(
+            params.model_layers, params.remaining_steps, 2 * params.samples, params.budget_s / 2, rate
+        )
         rows += compare_tiers(bench, worn, cost, options)
-    step("time the copy of scattered rows")
-    return [
-        *rows,
-        measure_copy(bench.pool, params.pool_slots // 8, target, n=params.samples, seed=params.seed),
-    ]
+    return [*rows, copy]
 
 
 def age_policies(params: Params) -> "tuple[dict[str, Churn], list[LayoutCase]]":

@@ -26,6 +26,7 @@ class TierOptions:
     remaining_steps: int
     samples: int
     budget_s: float
+    copy_gbps: float | None = None  # measured; None: the target's DRAM rate
 
 
 def cost_row(cost: "ScatterCost", bench: LayoutBench) -> Row:
@@ -102,6 +103,7 @@ def price_plan(
         target=bench.target,
         cost=cost,
         remaining_steps=options.remaining_steps,
+        copy_gbps=options.copy_gbps,
     )
 
 

@@ -26,7 +26,7 @@ class RelocationPlan:
     requests: tuple[int, ...]
     before: LayoutScore  # of the planned requests
     after: LayoutScore
-    copy_us: float  # every row of all layers read and written once at the target's DRAM rate
+    copy_us: float  # derived: every row of all layers read and written once, at the rate given
     gain_us_per_step: float  # derived: the fitted cost of gaps and backward steps, over all layers
     gain_interval_us: tuple[float, float] | None  # of the fit, 95 %
     remaining_steps: int
@@ -56,12 +56,14 @@ def plan_relocation(
     target: HardwareTarget,
     cost: ScatterCost,
     remaining_steps: int,
+    copy_gbps: float | None = None,
     max_rows: int | None = None,
 ) -> RelocationPlan:
     """Choose the most scattered requests whose rows fit at most half as many free runs as they now lie in.
 
     A worn pool's free space is scattered too; what a first relocation leaves free serves a second one better.
-    `cost` comes from fit_scatter_cost.
+    `cost` comes from fit_scatter_cost, `copy_gbps` (read plus written) from a measured copy; None is the
+    target's DRAM rate, which a copy of scattered rows does not reach.
     ValueError for a paged allocator. A plan may hold nothing to move; its `reason` says why.
     """
     refuse_pages(allocator)
@@ -81,7 +83,15 @@ def plan_relocation(
         moves[key] = (sources, targets)
         free, budget = np.setdiff1d(free, targets), budget - len(sources)
     return _priced(
-        requests, moves, allocator, tuple(holders), token_bytes, layers, target, cost, remaining_steps
+        requests,
+        moves,
+        allocator,
+        tuple(holders),
+        token_bytes,
+        layers,
+        copy_gbps or target.dram_gbps,
+        cost,
+        remaining_steps,
     )
 
 
@@ -118,7 +128,7 @@ def _priced(
     holders: tuple[Holder, ...],
     token_bytes: int,
     layers: int,
-    target: HardwareTarget,
+    copy_gbps: float,
     cost: ScatterCost,
     remaining_steps: int,
 ) -> RelocationPlan:
@@ -132,7 +142,7 @@ def _priced(
     row_bytes = token_bytes // layers
     before = layout_score(flat, indptr, row_bytes=row_bytes)
     after = layout_score(slot_map[flat], indptr, row_bytes=row_bytes)
-    copy_us = 2 * len(sources) * token_bytes / (target.dram_gbps * 1e3)
+    copy_us = 2 * len(sources) * token_bytes / (copy_gbps * 1e3)
     gain_us = layers * (cost.extra_us(before) - cost.extra_us(after))
     saving = cost.saving_interval_us(before, after)
     interval = (layers * saving[0], layers * saving[1]) if saving else None
