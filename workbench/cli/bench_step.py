@@ -16,7 +16,7 @@ COLUMNS = (
     ("idle %", "idle_share", 100, ".1f"), ("node gaps %", "node_gap_share", 100, ".1f"),
     ("host us", "host_us", 1, ".0f"), ("p90", "host_p90_us", 1, ".0f"),
     ("draft", "draft_us", 1, ".0f"), ("tree", "tree_us", 1, ".0f"),
-    ("verify", "verify_us", 1, ".0f"), ("attention %", "verify_attention_share", 100, ".0f"),
+    ("verify", "verify_us", 1, ".0f"),
     ("unattr. %", "unattributed_share", 100, ".1f"), ("warm-up s", "warmup_s", 1, ".2f"),
     ("capture s", "capture_s", 1, ".2f"),
 )  # fmt: skip
@@ -89,6 +89,11 @@ def print_tables(rows: "list[Row]") -> None:
             console.print(
                 f"{row.case_id}: {row.metrics['capture_s']:.2f} s after {row.metrics['warmup_s']:.2f} s of "
                 f"warm-up and compiling, {mb:.0f} MB reserved"
+            )
+        elif row.variant == "verify_attention" and row.timing:
+            console.print(
+                f"{row.case_id}: {row.timing.median_us:.1f} us one layer's call alone, "
+                f"{row.metrics['verify_attention_us']:.0f} us times {row.metrics['layers']} layers"
             )
         elif row.axes.get("part") == "launch_path":
             timed = (

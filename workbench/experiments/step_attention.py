@@ -7,11 +7,12 @@ import torch
 from workbench.decode.decision import Bucket
 from workbench.decode.loop import SpeculativeDecoder
 from workbench.measure.timing import measure, pools_needed
+from workbench.rows import Timing
 from workbench.targets import HardwareTarget
 
 
-def time_attention(decoder: SpeculativeDecoder, bs: int, context: int, target: HardwareTarget) -> float:
-    """Microseconds per step: the median call times the number of layers, each layer on its own pool."""
+def time_attention(decoder: SpeculativeDecoder, bs: int, context: int, target: HardwareTarget) -> Timing:
+    """One layer's call, the layers taking turns on their own pools; a step makes one call per layer."""
     b, attend, queries = load_buffers(decoder, bs, context)
     batch = decoder.step.forward_batch(b)
     layers = [
@@ -21,7 +22,7 @@ def time_attention(decoder: SpeculativeDecoder, bs: int, context: int, target: H
     bytes_per_call = bs * context * decoder.pool.row_bytes
     on_gpu = target.backend == "cuda"
     is_cold = on_gpu and len(layers) >= pools_needed(bytes_per_call, target)
-    timing = measure(
+    return measure(
         layers,
         target=target,
         mode="graph" if on_gpu else "eager",
@@ -30,7 +31,6 @@ def time_attention(decoder: SpeculativeDecoder, bs: int, context: int, target: H
         bytes_per_call=bytes_per_call if is_cold else 0,
         budget_s=3.0,
     )
-    return timing.median_us * len(layers)
 
 
 def load_buffers(decoder: SpeculativeDecoder, bs: int, context: int) -> tuple[Any, Any, torch.Tensor]:

@@ -18,6 +18,7 @@ from workbench.decode.loop import SpeculativeDecoder
 from workbench.decode.result import DecodeResult
 from workbench.decode.step import SEGMENT_STAGES
 from workbench.experiments.step_attention import time_attention
+from workbench.experiments.step_parts import typical_parts
 from workbench.experiments.step_trace import SKIPPED_STEPS, summarise_trace
 from workbench.measure import gpu_state, trace
 from workbench.measure.ledger import Ledger
@@ -93,12 +94,13 @@ class StepBench:
             order = list(self.decoders)[:: 1 if index % 2 == 0 else -1]
             for mode in order:
                 self._time(mode)
-        attention_us = self._attention_us()
+        attention = self._attention_rows()
         for mode in self.decoders:
             step(f"ctx {self.case.context} {mode}: trace")
             self.traced[mode] = self._trace(mode)
             self.gpu[mode] = self._watch_gpu(mode)
-            rows.append(self._row(mode, attention_us))
+            rows.append(self._row(mode))
+        rows += attention
         self.decoders.clear()
         release_memory()
         return rows
@@ -175,11 +177,34 @@ class StepBench:
             self.traced[mode]["utilisation_reason"] = reason
         return sampler.state(utilisation)
 
-    def _attention_us(self) -> float | None:
-        decoder = next(iter(self.decoders.values()), None)
-        return time_attention(decoder, self.case.bs, self.case.context, self.target) if decoder else None
+    def _attention_rows(self) -> list[Row]:
+        """Verify attention alone, once per case: no mode's own measurement. The step's sum is a product."""
+        mode = next(iter(self.decoders), None)
+        if mode is None:
+            return []
+        status, reason = self._verdict(mode)
+        timing, metrics = None, {"layers": self.models[0].config.num_layers}
+        if status is RowStatus.PASSED:
+            decoder = self.decoders[mode]
+            timing = time_attention(decoder, self.case.bs, self.case.context, self.target)
+            metrics["verify_attention_us"] = timing.median_us * metrics["layers"]
+        return [
+            Row(
+                case_id=self.case.case_id("verify_attention"), experiment=NAME, variant="verify_attention",
+                target=self.target.name, origin=Origin.MEASURED, status=status, reason=reason,
+                axes=self.case.axes | {"part": "verify_attention"}, timing=timing,
+                metrics=metrics | {"attention_variant": self._attention_variant(mode)}, repro=self._repro(),
+            )
+        ]  # fmt: skip
 
-    def _row(self, mode: str, attention_us: float | None) -> Row:
+    def _repro(self) -> str:
+        case = self.case
+        return (
+            f"workbench bench step --target {self.target.name} --preset {case.model} "
+            f"--contexts {case.context} --budget {case.budget} --bs {case.bs}"
+        )
+
+    def _row(self, mode: str) -> Row:
         samples = self.periods_us[mode]
         status, reason = self._verdict(mode)
         timing = None
@@ -195,11 +220,7 @@ class StepBench:
             case_id=self.case.case_id(mode), experiment=NAME, variant=mode, target=self.target.name,
             origin=Origin.MEASURED, status=status, reason=reason, axes=self.case.axes | {"mode": mode},
             errors=self._errors(mode), timing=timing, gpu=self.gpu[mode],
-            metrics=self._metrics(mode, attention_us, timing),
-            repro=(
-                f"workbench bench step --target {self.target.name} --preset {self.case.model} "
-                f"--contexts {self.case.context} --budget {self.case.budget} --bs {self.case.bs}"
-            ),
+            metrics=self._metrics(mode, timing), repro=self._repro(),
         )  # fmt: skip
 
     def _verdict(self, mode: str) -> tuple[RowStatus, str]:
@@ -214,7 +235,7 @@ class StepBench:
             for name in ("logits", "kv")
         }
 
-    def _metrics(self, mode: str, attention_us: float | None, timing: Timing | None) -> dict[str, Any]:
+    def _metrics(self, mode: str, timing: Timing | None) -> dict[str, Any]:
         """Of every round's steps; a row without a time has none here either, only counts."""
         results, config = self.results[mode], self.models[0].config
         captures = self.decoders[mode].runner.capture_report()
@@ -235,13 +256,9 @@ class StepBench:
         if timing is None:
             counts = {name: n for name, n in self.traced[mode].items() if name.endswith("_per_step")}
             return facts | counts
-        return {
-            **facts,
-            **pool_ledgers(results).summary(),
-            **self.traced[mode],
-            "verify_attention_us": attention_us,
-            "verify_attention_share": attention_us / timing.median_us if attention_us else None,
-        }
+        ledger = pool_ledgers(results)
+        parts = typical_parts(ledger, self.periods_us[mode])
+        return {**facts, **ledger.summary(), **parts, **self.traced[mode]}
 
     def _attention_variant(self, mode: str) -> str:
         decoder = self.decoders[mode]

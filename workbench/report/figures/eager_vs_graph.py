@@ -4,16 +4,21 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from workbench.experiments.eager_vs_graph import MODEL_TITLES, MODES, groups
+from workbench.experiments.eager_vs_graph import MODEL_TITLES, MODES, groups, part_us
 from workbench.measure.ledger import STAGES
 from workbench.report.figures import theme
 from workbench.rows import Row
 
+LIGHT_GREY = "#C8C8C8"
+PART_TITLES = {"between": "between steps"}
 MODE_TITLES = {"eager": "eager", "split_graph": "two graphs", "step_graph": "one graph"}
 
 
 def main_figure(rows: Sequence[Row]) -> go.Figure:
-    """Step time by stage, one bar per mode, grouped by model and context; the rest is shown in grey."""
+    """A typical step by part, one bar per mode, grouped by model and context; a mark is the median period.
+
+    Parts are shown as they are: a negative one (steps that overlap) reaches below zero.
+    """
     found = groups(rows)
     figure = theme.new_figure(_title(found), "model, context and mode", "step (ms)")
     bars = [(key, mode, modes[mode]) for key, modes in found.items() for mode in MODES if mode in modes]
@@ -21,21 +26,33 @@ def main_figure(rows: Sequence[Row]) -> go.Figure:
         [f"{MODEL_TITLES.get(model, model)}, {context}" for (model, context), _, _ in bars],
         [MODE_TITLES[mode] for _, mode, _ in bars],
     ]
-    colours = theme.colours(STAGES)
-    for stage in STAGES:
-        values = [float(row.metrics.get(f"{stage}_us") or 0) / 1e3 for _, _, row in bars]
+    colours = theme.colours(STAGES) | {"unattributed": theme.GREY, "between": LIGHT_GREY}
+    for part in (*STAGES, "unattributed", "between"):
+        values = [part_us(row, part) / 1e3 for _, _, row in bars]
         if any(values):
-            figure.add_bar(x=labels, y=values, name=stage, marker_color=colours[stage])
-    figure.add_bar(x=labels, y=[_rest_ms(row) for _, _, row in bars], name="rest", marker_color=theme.GREY)
+            figure.add_bar(x=labels, y=values, name=PART_TITLES.get(part, part), marker_color=colours[part])
+    if bars:
+        _mark_medians(figure, labels, [row for _, _, row in bars])
     figure.update_xaxes(type="multicategory")
-    return figure.update_layout(barmode="stack")
+    return figure.update_layout(barmode="relative")
 
 
-def _rest_ms(row: Row) -> float:
-    """What no stage claims of the median step period: gaps between steps and the unattributed part."""
-    assert row.timing is not None
-    claimed_us = sum(float(row.metrics.get(f"{stage}_us") or 0) for stage in STAGES)
-    return max(0.0, row.timing.median_us - claimed_us) / 1e3
+def _mark_medians(figure: go.Figure, labels: list[list[str]], rows: Sequence[Row]) -> None:
+    """The median step period with its 10th and 90th percentile: what title and text speak of."""
+    timings = [row.timing for row in rows if row.timing is not None]
+    figure.add_scatter(
+        x=labels,
+        y=[t.median_us / 1e3 for t in timings],
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [(t.p90_us - t.median_us) / 1e3 for t in timings],
+            "arrayminus": [(t.median_us - t.p10_us) / 1e3 for t in timings],
+        },
+        mode="markers",
+        marker={"symbol": "diamond", "color": theme.BLACK, "size": 9},
+        name="median period, p10 to p90",
+    )
 
 
 def _title(found: dict[tuple[str, int], dict[str, Row]]) -> str:
@@ -47,7 +64,7 @@ def _title(found: dict[tuple[str, int], dict[str, Row]]) -> str:
     if not ratios:
         return "No step could be timed in both modes"
     low, high = min(ratios), max(ratios)
-    return f"One graph makes a step {low:.2f} to {high:.2f} times as fast as eager launches"
+    return f"By its median, a step as one graph is {low:.2f} to {high:.2f} times as fast as launched eagerly"
 
 
 def launch_figure(rows: Sequence[Row]) -> go.Figure:
