@@ -1,10 +1,12 @@
 """Notebook 60's experiment: before, hypotheses, cause, after, from rows only."""
 
+import types
 from pathlib import Path
 
 import pytest
 
-from workbench.experiments import moment_of_truth
+from workbench.decode.shadow import ShadowReport
+from workbench.experiments import fault_runs, moment_of_truth
 from workbench.report.figures import moment_of_truth as figures
 from workbench.report.figures import theme
 from workbench.rows import Origin, RowStatus
@@ -47,6 +49,52 @@ def test_a_wrong_verdict_is_an_incorrect_row_and_said_so(rows):
     told = moment_of_truth.findings([wrong])
     assert "0 of 1 injected faults are named without being told." in told
     assert "Wrong verdict for tree_cut: injected a, concluded b." in told
+
+
+def report(**wrong) -> ShadowReport:
+    fields = {"step": 3, "replayed": True, "wrong_requests": [], "logits_error": 0.0, "kv_error": 0.0}
+    return ShadowReport(**fields | {"stray_slots": []} | wrong)
+
+
+@pytest.mark.parametrize(
+    "reports, status, reason",
+    [
+        ([report()], RowStatus.PASSED, ""),
+        ([report(), report(wrong_requests=[1])], RowStatus.INCORRECT, "step 3"),
+        ([report(logits_error=0.5)], RowStatus.INCORRECT, "step 3"),
+        ([], RowStatus.SKIPPED, "no step was recomputed"),
+    ],
+)
+def test_a_run_counts_only_when_the_shadow_check_agreed(reports, status, reason):
+    found, why = fault_runs.shadow_verdict(types.SimpleNamespace(shadow=reports))
+    assert found is status and reason in why and bool(why) == (status is not RowStatus.PASSED)
+
+
+def test_the_shadow_check_ran_before_and_after(rows):
+    for run in ("before", "after"):
+        [row] = moment_of_truth.select(rows, run)
+        assert row.status is RowStatus.PASSED and row.timing is not None
+
+
+def test_findings_and_figure_of_a_wrong_run_give_no_time(rows):
+    [before], [after] = moment_of_truth.select(rows, "before"), moment_of_truth.select(rows, "after")
+    told = " ".join(moment_of_truth.findings([before, after]))
+    assert f"from {before.timing.median_us:.0f} to {after.timing.median_us:.0f} µs" in told
+    assert any(verdict in told for verdict in ("same within noise", "faster", "slower"))
+    wrong = {"status": RowStatus.INCORRECT, "reason": "step 3: KV differs", "timing": None}
+    untimed = [before.model_copy(update=wrong), after]
+    told = " ".join(moment_of_truth.findings(untimed))
+    assert "no times are compared: before is INCORRECT, step 3: KV differs" in told
+    assert "median step" not in told and "tokens/s" not in told
+    assert "before<br>(incorrect: no measurement)" in figures.main_figure(untimed).data[0].y
+
+
+def test_a_wrong_path_is_told_before_anything_is_decoded(tmp_path):
+    steps = []
+    params = moment_of_truth.Params(inputs=str(tmp_path / "gone.log"))
+    with pytest.raises(FileNotFoundError, match=r"gone\.log"):
+        moment_of_truth.run(params, step=steps.append)
+    assert steps == ["diagnose your files"]
 
 
 def test_figures_state_their_finding(rows):

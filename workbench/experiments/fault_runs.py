@@ -75,7 +75,7 @@ def run_long(lab: "Laboratory", fault: "Fault", steps: int) -> LongRun:
 def step_row(
     name: str, result: "DecodeResult", fault: "Fault", target: HardwareTarget, extra: dict[str, Scalar]
 ) -> Row:
-    """One run as a row: the distribution of its step times, its ledger, its replay."""
+    """One run as a row: ledger and replay, and its step times when the shadow check found nothing wrong."""
     replay, skip = result.replay, min(WARMUP_STEPS, len(result.ledger.records) - 1)
     ledger = result.ledger.summary(skip=skip)
     metrics: dict[str, Scalar] = {f"ledger_{key}": value for key, value in ledger.items()}
@@ -84,12 +84,21 @@ def step_row(
         "replay_share": replay.share, "accept_length": result.mean_accept_length,
         "tokens_per_s": result.tokens_per_s, "reasons": replay.sentence(),
     }  # fmt: skip
+    status, reason = shadow_verdict(result)
     return Row(
         case_id=f"{fault.name}-{name}", experiment=EXPERIMENT, variant=fault.name, target=target.name,
-        origin=Origin.MEASURED, status=RowStatus.PASSED, axes={"run": name, "fault": fault.name},
-        timing=step_timing(result, target), metrics=metrics | extra,
+        origin=Origin.MEASURED, status=status, reason=reason, axes={"run": name, "fault": fault.name},
+        timing=step_timing(result, target) if status is RowStatus.PASSED else None, metrics=metrics | extra,
         repro=f"workbench run 60_moment_of_truth --target {target.name} -p fault={fault.name}",
     )  # fmt: skip
+
+
+def shadow_verdict(result: "DecodeResult") -> tuple[RowStatus, str]:
+    """Whether the steps that were recomputed eagerly agree with what the run did."""
+    wrong = next((report for report in result.shadow if not report.is_ok), None)
+    if wrong is not None:
+        return RowStatus.INCORRECT, wrong.sentence()
+    return (RowStatus.PASSED, "") if result.shadow else (RowStatus.SKIPPED, "no step was recomputed")
 
 
 def step_timing(result: "DecodeResult", target: HardwareTarget) -> Timing:

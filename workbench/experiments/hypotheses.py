@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.experiments.fault_runs import EXPERIMENT, LongRun
 from workbench.measure import gpu_state, timing
+from workbench.measure.statistics import quantile
 from workbench.rows import Origin, Row, RowStatus, Scalar
 from workbench.targets import HardwareTarget
 
@@ -30,7 +31,7 @@ def state_hypotheses(run: LongRun, lab: "Laboratory", target: HardwareTarget) ->
             audit.mean("eager_launches") * launch_us,
             f"{audit.mean('eager_launches'):.0f} eager launches of {launch_us:.1f} us each",
         ),
-        "host between steps": (max(0.0, step_period_us(run) - step_us), "the step's period minus the step"),
+        "host between steps": (host_between_us(run), "the step's median period minus the median step"),
     }
     for name, (us, why) in explained.items():
         yield Row(
@@ -40,10 +41,11 @@ def state_hypotheses(run: LongRun, lab: "Laboratory", target: HardwareTarget) ->
         )  # fmt: skip
 
 
-def step_period_us(run: LongRun) -> float:
-    """Mean time from one step's results to the next one's."""
-    periods = run.evidence.result.ledger.periods_us()
-    return sum(periods) / len(periods) if periods else 0.0
+def host_between_us(run: LongRun) -> float:
+    """Median time from one step's results to the next one's, less the median step; not below 0."""
+    ledger = run.evidence.result.ledger
+    periods, steps = ledger.periods_us(), [record.step_us for record in ledger.records]
+    return max(0.0, quantile(periods, 0.5) - quantile(steps, 0.5)) if periods else 0.0
 
 
 def measure_launch_us(lab: "Laboratory", target: HardwareTarget) -> float:

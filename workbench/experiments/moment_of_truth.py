@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench import targets
+from workbench.experiments.stored_rows import judge
 from workbench.measure import timing
 from workbench.rows import Origin, Row, RowStatus, Scalar
 from workbench.targets import HardwareTarget
@@ -38,18 +39,17 @@ class Params(BaseModel):
 def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     """Rows: before, hypotheses, after, one verdict per fault, and the user's own files."""
     from workbench.decode.faults import find
+    from workbench.experiments.fault_runs import user_rows
 
     find(params.fault)  # an unknown one ends here, before models are loaded
     target = targets.load(params.target)
     targets.require_hardware(target)
-    with timing.one_thread(target):
-        rows = run_all(params, target, step)
+    theirs: list[Row] = []
     if params.inputs:
-        from workbench.experiments.fault_runs import user_rows
-
-        step("diagnose your files")
-        rows += user_rows(params.inputs, target)
-    return rows
+        step("diagnose your files")  # first: a wrong path is told at once
+        theirs = list(user_rows(params.inputs, target))
+    with timing.one_thread(target):
+        return run_all(params, target, step) + theirs
 
 
 def run_all(params: Params, target: HardwareTarget, step: Callable[[str], None]) -> list[Row]:
@@ -115,12 +115,21 @@ def _long_findings(rows: list[Row]) -> Iterable[str]:
         yield f"Of a step of {step_us:.0f} µs could be explained at most: {', '.join(parts)}."
         yield f"The cause is {seen['concluded']}, found by {_found_by(seen['found_by'])}: {seen['because']}."
         share = f"{number(after, 'replay_share'):.0%} of the steps are replayed"
-        rates = [f"{number(row, 'tokens_per_s'):.0f}" for row in (before, after)]
-        medians = [f"{row.timing.median_us:.0f}" for row in (before, after) if row.timing]
-        yield (
-            f"After the fix ({fixed['fix']}) {share}, the median step goes from {medians[0]} to"
-            f" {medians[1]} µs, and {rates[0]} tokens/s become {rates[1]}."
-        )
+        yield f"After the fix ({fixed['fix']}) {share}; {_change(before, after)}."
+
+
+def _change(before: Row, after: Row) -> str:
+    """The median step before and after, with what its noise allows to say; no time of a run that is wrong."""
+    if before.timing is None or after.timing is None:
+        untimed = [row for row in (before, after) if row.timing is None]
+        reasons = "; ".join(f"{row.axes['run']} is {row.status}, {row.reason}" for row in untimed)
+        return f"no times are compared: {reasons}"
+    ratio, low, high, verdict = judge(before.timing, after.timing)
+    emitted = " and ".join(f"{number(row, 'accept_length'):.2f}" for row in (before, after))
+    return (
+        f"the median step goes from {before.timing.median_us:.0f} to {after.timing.median_us:.0f} µs"
+        f" ({ratio:.2f} times, {low:.2f} to {high:.2f}: {verdict}), with {emitted} tokens per step"
+    )
 
 
 def _utilisation(rows: list[Row]) -> Iterable[str]:

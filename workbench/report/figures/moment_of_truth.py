@@ -15,12 +15,17 @@ def main_figure(rows: Sequence[Row]) -> go.Figure:
     figure = theme.new_figure(_main_title(runs), "time per step (µs)", "run", height=340)
     for stage, colour in (theme.colours(STAGES) | {"unattributed": theme.GREY}).items():
         figure.add_bar(
-            y=[str(row.axes["run"]) for row in runs], x=[stage_shares(row)[stage] for row in runs],
+            y=[_run_label(row) for row in runs], x=[stage_shares(row)[stage] for row in runs],
             orientation="h", name=stage, marker={"color": colour},
         )  # fmt: skip
     figure.update_layout(barmode="stack")
     figure.update_yaxes(type="category", autorange="reversed")
     return figure
+
+
+def _run_label(row: Row) -> str:
+    """before or after; a run whose results are wrong says so where its time is drawn."""
+    return str(row.axes["run"]) + ("" if row.timing else f"<br>({row.status.lower()}: no measurement)")
 
 
 def _main_title(runs: Sequence[Row]) -> str:
