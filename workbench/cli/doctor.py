@@ -73,6 +73,7 @@ def _software() -> Iterator[Check]:
 
 
 def _machine() -> Iterator[Check]:
+    from workbench.experiments.target_check import load_problem
     from workbench.runs.machine import machine
 
     found = machine()
@@ -81,13 +82,9 @@ def _machine() -> Iterator[Check]:
         "processor", f"{found['cpu']}, {found['cores']} cores, {memory_gib:.0f} GiB, {found['system']}"
     )
     load = os.getloadavg()[0]
-    busy = load > found["cores"]
-    yield Check(
-        "load",
-        f"{load:.1f}",
-        "note" if busy else "ok",
-        "wait until it is idle to measure on cpu" if busy else "",
-    )
+    busy = load_problem(load, found["cores"])
+    fix = "wait until it is idle to measure on cpu" if busy else ""
+    yield Check("load", f"{load:.1f} on {found['cores']} cores", "note" if busy else "ok", fix)
 
 
 def _target() -> Iterator[Check]:

@@ -17,6 +17,7 @@ from workbench.targets import HardwareTarget
 EXPERIMENT = "target_check"
 PACKAGES = ("torch", "triton", "cupy-cuda12x", "cupy-cuda13x", "transformers", "plotly", "papermill")
 LAUNCHES = 50  # tiny operations per timed call
+BUSY_LOAD_PER_CORE = 0.5  # above it another program takes part of what is timed
 
 
 class Params(BaseModel):
@@ -61,9 +62,11 @@ def findings(rows: list[Row]) -> list[str]:
 def _rate_finding(row: Row) -> str:
     unit = str(row.metrics["unit"])
     measured, expected = float(row.metrics["rate"] or 0), float(row.metrics["target_rate"] or 0)
+    peak = row.metrics.get("peak_rate")
+    limit = f" (a copy above its peak of {peak:.4g} {unit} would stop the run)" if peak else ""
     return (
-        f"{row.variant.capitalize()} reaches {measured:.4g} {unit},"
-        f" {100 * measured / expected:.0f} % of the {expected:.4g} {unit} that target {row.target} assumes."
+        f"{row.variant.capitalize()} reaches {measured:.4g} {unit}, {100 * measured / expected:.0f} % of the"
+        f" {expected:.4g} {unit} that target {row.target} counts with{limit}."
     )
 
 
@@ -86,6 +89,7 @@ def _copy(target: HardwareTarget, params: Params) -> Row:
     took = timing.measure(calls, target=target, l2="cold", n=params.samples, bytes_per_call=moved, budget_s=4)
     timing.check_bandwidth(moved, took.median_us, target, "cold")
     metrics = {"rate": moved / took.median_us / 1e3, "unit": "GB/s", "target_rate": target.dram_gbps}
+    metrics |= {"peak_rate": target.dram_peak_gbps}
     axes: dict[str, Scalar] = {"megabytes": megabytes, "dtype": "fp32"}
     floor = moved / (target.dram_gbps * 1e3)
     return _rate("copy", target, axes, metrics, timing=took, bytes=moved, floor_us=floor)
@@ -170,13 +174,23 @@ def _kernels(target: HardwareTarget) -> Row:
 
 def _neighbours(target: HardwareTarget) -> Row:
     if target.backend == "cpu":
-        load = os.getloadavg()[0]
-        return _state("neighbours", target, {"load_average": load, "cores": len(os.sched_getaffinity(0))})
+        load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        busy = load_problem(load, cores)
+        metrics: dict[str, Scalar] = {"load_average": load, "cores": cores, "load_per_core": load / cores}
+        metrics["blocks"] = bool(busy)
+        return _state("neighbours", target, metrics, reason=busy)
     others, reason = gpu_state.neighbours()
     if others is None:
         return _state("neighbours", target, {}, reason=reason)
     busy = f"{len(others)} other processes hold memory on the GPU" if others else ""
     return _state("neighbours", target, {"processes": len(others), "blocks": bool(others)}, reason=busy)
+
+
+def load_problem(load: float, cores: int) -> str:
+    """What the load average of the last minute says against timing on the processor; "" for nothing."""
+    if load <= BUSY_LOAD_PER_CORE * cores:
+        return ""
+    return f"the load average is {load:.1f} on {cores} cores: other programs compute, or did a minute ago"
 
 
 def _clocks(target: HardwareTarget, state: GpuState | None) -> Row:
