@@ -40,6 +40,9 @@ def call(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         ),
         (["run", "00", "-p", "samples=few"], "parameter samples='few' of 00_target_check is refused"),
         (["run", "00", "-p", "samples=1"], "should be greater than or equal to 3"),
+        (["run", "20", "-p", "target=h200"], "differs from --target cpu: write --target h200"),
+        (["report", "notebooks", "--slim"], "no run in notebooks"),
+        (["report", "notebooks", "--keep", "60"], "--keep 60 needs --slim"),
         (["reproduce", "-p", "sede=1"], "unknown parameter 'sede'"),
         (["report", "no/such/folder"], "no run in no/such/folder"),
         (["verify-run", "no/such/folder"], "no manifest.json in no/such/folder"),
@@ -74,7 +77,8 @@ def test_run_verify_and_render_again(tmp_path: Path) -> None:
     assert read_run(folder).parameters["samples"] == 3
     assert call("verify-run", str(index.parent)).returncode == 0
     (folder / "report.html").unlink()
-    assert call("verify-run", str(folder)).stdout.count("report.html is missing") == 1
+    done = call("verify-run", str(folder))
+    assert done.returncode == 0 and f"`workbench report {folder}` renders it" in done.stdout
     assert call("report", str(index.parent)).returncode == 0
     assert (folder / "report.html").is_file()
     (folder / "rows.parquet").write_bytes(b"PAR1 damaged")
@@ -97,7 +101,10 @@ def test_interrupted_batch_is_marked(tmp_path: Path, number: int, code: int) -> 
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code and "interrupted" in errors and "Traceback" not in errors
     (batch,) = (tmp_path / "cpu").iterdir()
-    assert read_batch(batch).status.value == "INTERRUPTED"
+    stored = read_batch(batch)
+    assert stored.status.value == "INTERRUPTED"
+    assert stored.reason == ("SIGTERM" if number == signal.SIGTERM else "Ctrl-C")
+    assert [status.value for status in stored.runs.values()] == ["INTERRUPTED", "SKIPPED"]
     assert [read_run(folder).status.value for folder in run_folders(batch)] == ["INTERRUPTED", "SKIPPED"]
 
 

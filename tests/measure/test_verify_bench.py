@@ -7,6 +7,7 @@ import torch
 from workbench import targets
 from workbench.attention.variants import find
 from workbench.experiments import nsplit_sweep, verify_bench, verify_cases, verify_variants
+from workbench.experiments.split_regret import regrets
 from workbench.experiments.verify_bench import Bench, BenchOptions, make_candidates
 from workbench.experiments.verify_cases import (
     VerifyCase,
@@ -223,7 +224,7 @@ def test_the_sweep_finds_the_regret_and_the_partial_traffic():
     case = VerifyCase(1, 4, 2, 400, "random", "tree", "fp32", latent=32, rope=8)
     rows = nsplit_sweep.sweep(case, find("torch_split"), [1, 4, 32], Bench(CPU, BenchOptions(n=4)))
     assert [row.axes["nsplit"] for row in rows] == ["1", "4", "32", "auto"]
-    [found] = nsplit_sweep.regrets(rows)
+    [found] = regrets(rows)
     auto, best = found.auto, found.best
     assert best.timing.median_us <= auto.timing.median_us * (1 + 1e-9) or found.share == 0.0
     assert best.axes["nsplit"] != "auto" and found.is_noise, "4 samples say nothing with 95 % confidence"
@@ -265,7 +266,7 @@ def test_a_regret_is_one_only_above_the_noise(rows, is_noise, sentence):
     from workbench.report.figures.nsplit_sweep import main_figure
 
     swept = [swept_row(*row) for row in rows]
-    [found] = nsplit_sweep.regrets(swept)
+    [found] = regrets(swept)
     assert found.is_noise is is_noise
     assert sentence in nsplit_sweep.findings(swept)[0]
     title = main_figure(swept).layout.title.text
@@ -273,7 +274,7 @@ def test_a_regret_is_one_only_above_the_noise(rows, is_noise, sentence):
 
 
 def test_a_plan_that_has_no_twin_in_the_sweep_is_still_compared():
-    [found] = nsplit_sweep.regrets([swept_row("1", 1, 100), swept_row("auto", 3, 140)])
+    [found] = regrets([swept_row("1", 1, 100), swept_row("auto", 3, 140)])
     assert not found.twins and not found.is_noise and found.share == pytest.approx(0.4)
 
 

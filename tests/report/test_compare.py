@@ -133,7 +133,7 @@ def test_batch_before_and_other_target(tmp_path: Path) -> None:
     assert cases == {"run against run": "slower", "b200 against h200": "slower"}
     found = " ".join(compare_runs.findings(rows))
     assert (
-        "run against run: 1 slower." in found
+        "20260101T000000Z_abc): 1 slower." in found
         and "b200 against h200: NOT the same conditions (GPU differs" in found
     )
     theme.require_words(figures.main_figure(rows))
@@ -147,3 +147,22 @@ def test_baseline_is_the_batch_that_shares_most(tmp_path: Path) -> None:
     write_side(tmp_path / "h200" / "20260102T000000Z_one", {"c": timing(130, 0.02, 2)})
     rows = compare_runs.run(compare_runs.Params(target="h200", runs_root=str(tmp_path)), step=lambda _: None)
     assert [row.axes["first"] for row in rows if row.variant == "case"] == ["20260101T000000Z_full"]
+
+
+def checked_side(name: str, load: float | None) -> stored_rows.Side:
+    """A side with notebook 00's row about neighbours."""
+    row = Row.model_validate({
+        "case_id": "state/neighbours", "experiment": "target_check", "variant": "neighbours", "target": "cpu",
+        "origin": "measured", "status": "PASSED",
+        "metrics": {} if load is None else {"load_average": load, "cores": 2},
+    })  # fmt: skip
+    return stored_rows.Side(name, [row])
+
+
+def test_the_load_of_both_sides_is_told() -> None:
+    idle, busy, silent = checked_side("a", 0.2), checked_side("b", 1.8), checked_side("c", None)
+    assert stored_rows.load_remark(idle, busy) == "load per core when notebook 00 ran: 0.10 against 0.90"
+    assert stored_rows.load_remark(silent, busy).endswith("unknown against 0.90")
+    assert stored_rows.load_remark(silent, silent) == ""
+    rows = compare_runs._compare("cpu", idle, busy, "run against run")
+    assert any("0.10 against 0.90" in text for text in compare_runs._kind_findings("run against run", rows))

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 from tiny_notebooks import ROWS
 
+from workbench.report.index import render_index
+from workbench.report.slim import slim
 from workbench.rows import RunStatus
 from workbench.runs import execute, store
 from workbench.runs.manifest import final_status, read_batch, read_run, run_folders
 from workbench.runs.sweep import PlannedRun
-from workbench.runs.verify import verify_folder
+from workbench.runs.verify import report_note, verify_folder
 
 MakeRun = Callable[..., PlannedRun]
 OpenBatch = Callable[..., execute.Batch]
@@ -78,6 +81,62 @@ def test_failures_are_told_apart(make_run: MakeRun, open_batch: OpenBatch) -> No
     assert not any(verify_folder(batch.folder).values())
 
 
+@pytest.mark.parametrize(
+    "status, is_failure", [("RUNTIME_ERROR", True), ("COMPILE_ERROR", True), ("UNSUPPORTED", False)]
+)
+def test_a_run_whose_cases_broke_off_has_not_passed(
+    make_run: MakeRun, open_batch: OpenBatch, status: str, is_failure: bool
+) -> None:
+    rows = ROWS.replace("status='PASSED'", f"status='{status}', reason='no such layout'")
+    batch = open_batch()
+    execute.run_batch(batch, [make_run("10_breaks", rows)])
+    (manifest,) = batch.runs
+    assert manifest.rows_by_status == {status: 1}
+    if is_failure:
+        assert manifest.status is RunStatus.FAILED
+        assert manifest.reason == f"1 of 1 rows are {status}: v, a: no such layout"
+    else:
+        assert manifest.status is RunStatus.PASSED
+    assert not any(verify_folder(batch.folder).values())
+
+
+def test_slim_batch_is_sound_and_its_index_links_to_what_is_there(
+    make_run: MakeRun, open_batch: OpenBatch
+) -> None:
+    batch = open_batch()
+    runs = [make_run("10_fine", ROWS), make_run("20_fine", ROWS)]
+    execute.run_batch(batch, runs)
+    first, second = (batch.folder / run.folder_name for run in runs)
+    assert slim(batch.folder, keep=["20"]) == [first / "report.html"]
+    assert not (first / "report.html").exists() and (second / "report.html").exists()
+    assert not any(verify_folder(batch.folder).values())
+    assert report_note(first) == f"report not stored here: `workbench report {first}` renders it"
+    assert report_note(second) == ""
+    page = (batch.folder / "index.html").read_text()
+    links = re.findall(r'href="([^"]+)"', page)
+    assert links == [f"{first.name}/10_fine.ipynb", f"{second.name}/report.html"]
+    assert all((batch.folder / link).is_file() for link in links)
+    assert f"workbench report {first.name}" in page
+    with pytest.raises(ValueError, match=r"no run '77' in .*choose from 10_fine_"):
+        slim(batch.folder, keep=["77"])
+    (second / "report.html").write_text("newer")
+    assert report_note(second) == "report.html was rendered again after the run"
+
+
+def test_a_damaged_manifest_is_told_and_the_others_are_checked(
+    make_run: MakeRun, open_batch: OpenBatch
+) -> None:
+    batch = open_batch()
+    runs = [make_run("10_fine", ROWS), make_run("20_fine", ROWS)]
+    execute.run_batch(batch, runs)
+    (batch.folder / runs[0].folder_name / "manifest.json").write_text("{")
+    found = verify_folder(batch.folder)
+    assert "manifest.json is damaged" in found[runs[0].folder_name][0]
+    assert found[runs[1].folder_name] == [] and found["batch.json"] == []
+    render_index(batch.folder)
+    assert "DAMAGED" in (batch.folder / "index.html").read_text()
+
+
 def test_skipped_run_is_not_a_failure(make_run: MakeRun, open_batch: OpenBatch) -> None:
     run = make_run("10_fine", ROWS)
     skipped = PlannedRun(run.notebook, "cpu", run.params, skip_reason="needs two GPUs")
@@ -99,7 +158,10 @@ def test_interrupt_marks_this_run_and_the_waiting_ones(make_run: MakeRun, open_b
         execute.run_batch(batch, runs)
     assert time.monotonic() - started < 30
     assert [m.status.value for m in batch.runs] == ["INTERRUPTED", "SKIPPED"]
-    assert read_batch(batch.folder).status is RunStatus.INTERRUPTED
+    stored = read_batch(batch.folder)
+    assert stored.status is RunStatus.INTERRUPTED
+    assert [status.value for status in stored.runs.values()] == ["INTERRUPTED", "SKIPPED"]
+    assert not any(verify_folder(batch.folder).values()), "an interrupted batch is a sound record"
     assert [folder.name for folder in run_folders(batch.folder)] == [run.folder_name for run in runs]
     assert "INTERRUPTED" in (batch.folder / runs[0].folder_name / "report.html").read_text()
 

@@ -108,7 +108,8 @@ def splits(
         workbench bench splits --target cpu --counts 1,2,4,8 --random 0
     """
     from workbench.cli.verify_tables import splits_table
-    from workbench.experiments.nsplit_sweep import regrets, sweep
+    from workbench.experiments.nsplit_sweep import sweep
+    from workbench.experiments.split_regret import regrets
     from workbench.experiments.verify_bench import Bench, BenchOptions
     from workbench.experiments.verify_cases import random_cases
 

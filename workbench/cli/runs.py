@@ -84,23 +84,47 @@ def run(
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="A run folder, a batch folder, or papermill_runs.")],
+    slim: Annotated[
+        bool, typer.Option("--slim", help="Delete the reports instead; they can be rendered again.")
+    ] = False,
+    keep: Annotated[str, typer.Option(help="With --slim: notebook numbers whose reports stay.")] = "",
 ) -> None:
     """Write report.html and index.html again from the notebooks and manifests of finished runs.
 
-    `workbench report papermill_runs/cpu/20260101T120000Z_0123456`
+    `workbench report papermill_runs/cpu/20260101T120000Z_0123456`; `--slim --keep 10,60` makes the batch
+    small enough to be committed.
     """
     from workbench.report.html import render_report
     from workbench.report.index import render_index
+    from workbench.report.slim import slim as slim_batch
     from workbench.runs.manifest import BATCH_FILE, MANIFEST_FILE
+
+    if keep and not slim:
+        raise ValueError(f"--keep {keep} needs --slim: without it every report is written")
 
     manifests = sorted(folder.rglob(MANIFEST_FILE))
     batches = sorted(folder.rglob(BATCH_FILE))
+    if not batches and (folder.resolve().parent / BATCH_FILE).is_file():
+        batches = [folder.resolve().parent / BATCH_FILE]  # its index links to the report of this run
     if not manifests and not batches:
         raise FileNotFoundError(f"no run in {folder}: give a folder below papermill_runs")
+    if slim:
+        if not (folder / BATCH_FILE).is_file():
+            raise ValueError(f"{folder} is not a batch: --slim takes the folder that has a {BATCH_FILE}")
+        for path in batches:
+            gone = slim_batch(path.parent, [name.strip() for name in keep.split(",") if name.strip()])
+            typer.echo(f"{path.parent}: {len(gone)} reports deleted, index.html written again")
+        return
+    damaged = []
     for path in manifests:
-        typer.echo(render_report(path.parent))
+        try:
+            typer.echo(render_report(path.parent))
+        except ValueError as error:
+            damaged.append(error)
     for path in batches:
         typer.echo(render_index(path.parent))
+    if damaged:
+        raise damaged[0]
 
 
 @app.command()
@@ -127,11 +151,12 @@ def verify_run(folder: Annotated[Path, typer.Argument(help="A run folder or a ba
 
     `workbench verify-run papermill_runs/cpu/20260101T120000Z_0123456`
     """
-    from workbench.runs.verify import verify_folder
+    from workbench.runs.verify import report_note, verify_folder
 
     problems = 0
     for name, found in verify_folder(folder).items():
-        typer.echo(f"{'ok  ' if not found else 'BAD '} {name}" + "".join(f"\n     {text}" for text in found))
+        lines = [*found, *filter(None, [report_note(folder if name == folder.name else folder / name)])]
+        typer.echo(f"{'ok  ' if not found else 'BAD '} {name}" + "".join(f"\n     {text}" for text in lines))
         problems += len(found)
     if problems:
         raise typer.Exit(EXIT_RUN_FAILED)
@@ -248,4 +273,4 @@ def _print_parameters(notebook: Path) -> None:
 
 
 def _raise_interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signal.Signals(number).name)

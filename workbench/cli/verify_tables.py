@@ -10,7 +10,7 @@ from workbench.rows import RowStatus
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from workbench.experiments.nsplit_sweep import Regret
+    from workbench.experiments.split_regret import Regret
     from workbench.rows import Row
 
 NUMBERS = ("splits", "median µs", "±", "floor µs", "x floor", "GB/s", "TFLOP/s", "DRAM", "tensor", "span µs")

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench import targets
-from workbench.experiments.stored_rows import Pair, Side, differences, load_side, pair_rows
+from workbench.experiments.stored_rows import Pair, Side, differences, load_remark, load_side, pair_rows
 from workbench.rows import Origin, Row, RowStatus
 
 EXPERIMENT = "compare_runs"
@@ -49,7 +49,8 @@ def findings(rows: list[Row]) -> list[str]:
     """How much is stored, what changed beyond noise, what may not be compared."""
     stored = [row for row in rows if row.variant == "stored" and row.metrics["rows"]]
     total = sum(int(row.metrics["rows"] or 0) for row in stored)
-    found = [f"This batch stores {total} rows of {len(stored)} experiments."]
+    named = next((f"Batch {row.axes['batch']}" for row in stored if "batch" in row.axes), "This batch")
+    found = [f"{named} stores {total} rows of {len(stored)} experiment{'s' * (len(stored) != 1)}."]
     kinds = list(dict.fromkeys(str(row.axes["kind"]) for row in rows if row.variant != "stored"))
     if not kinds:
         found.append(
@@ -67,7 +68,10 @@ def _kind_findings(kind: str, rows: list[Row]) -> list[str]:
         ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
         or "no timed case in common"
     )
-    found = [f"{kind}: {counted}."]
+    names = next((row.axes for row in rows if "first" in row.axes), None)
+    sides = f" ({names['second']} over {names['first']})" if names else ""
+    found = [f"{kind}{sides}: {counted}."]
+    found += [f"{kind}: {row.metrics['text']}." for row in rows if row.variant == "remark"]
     if unlike:
         found.append(
             f"{kind}: NOT the same conditions ({'; '.join(unlike)}): no ratio here is a change of code."
@@ -114,7 +118,7 @@ def _inventory(target: str, side: Side | None) -> list[Row]:
             target,
             f"stored/{name}",
             "stored",
-            {"kind": "stored", "of": name},
+            {"kind": "stored", "of": name} | ({"batch": side.name} if side else {}),
             {"rows": count, "timed": timed[name]},
         )
         for name, count in counts.items()
@@ -128,6 +132,9 @@ def _compare(target: str, first: Side, second: Side, kind: str) -> list[Row]:
         _row(target, f"{kind}/{text}", "circumstances", {"kind": kind}, {}, reason=text)
         for text in differences(first, second)
     ]
+    remark = load_remark(first, second)
+    if remark:
+        rows.append(_row(target, f"{kind}/load", "remark", {"kind": kind}, {"text": remark}))
     return rows + [_case(target, pair, kind, first.name, second.name) for pair in pair_rows(first, second)]
 
 

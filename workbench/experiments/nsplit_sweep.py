@@ -1,16 +1,15 @@
 """Notebook 20: what does the number of KV splits cost and bring, and what does "auto" pick?"""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench import targets
+from workbench.experiments.split_regret import median_us, regrets
 from workbench.experiments.verify_bench import Bench, BenchOptions
 from workbench.experiments.verify_cases import VerifyCase, quick_cases
 from workbench.experiments.verify_gate import Candidate
-from workbench.experiments.verify_variants import differ
 from workbench.measure import timing
 from workbench.rows import Origin, Row
 from workbench.targets import HardwareTarget
@@ -96,59 +95,6 @@ def partial_traffic(row: Row) -> Row:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Regret:
-    """ "auto" against the fastest plan of its sweep.
-
-    `twins`: rows of the sweep whose count resolves to auto's very plan.
-    """
-
-    auto: Row
-    best: Row
-    twins: tuple[Row, ...] = ()
-
-    @property
-    def share(self) -> float:
-        """auto's median over the best, minus one; not below 0."""
-        return max(0.0, _median_us(self.auto) / _median_us(self.best) - 1)
-
-    @property
-    def is_same_plan(self) -> bool:
-        return plan_of(self.auto) == plan_of(self.best)
-
-    @property
-    def is_noise(self) -> bool:
-        """True unless every measurement of auto's plan has a 95 % interval apart from the best plan's."""
-        return self.is_same_plan or not all(differ(row, self.best) for row in (self.auto, *self.twins))
-
-
-def plan_of(row: Row) -> tuple[object, object]:
-    """What tells two plans of one variant and shape apart: the splits it resolved to, and its workspace."""
-    return row.metrics.get("plan_nsplit"), row.metrics.get("workspace_bytes")
-
-
-def regrets(rows: list[Row]) -> list[Regret]:
-    """Per variant and shape, how much slower "auto" is than the best count measured."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row.timing is not None:
-            groups.setdefault((row.variant, str(row.axes["case"])), []).append(row)
-    found = []
-    for group in groups.values():
-        auto = [row for row in group if row.axes["nsplit"] == "auto"]
-        fixed = [row for row in group if row.axes["nsplit"] != "auto"]
-        if auto and fixed:
-            best = min(fixed, key=_median_us)
-            twins = tuple(row for row in fixed if plan_of(row) == plan_of(auto[0]))
-            found.append(Regret(auto[0], best, twins))
-    return found
-
-
-def _median_us(row: Row) -> float:
-    assert row.timing is not None
-    return row.timing.median_us
-
-
 def findings(rows: list[Row]) -> list[str]:
     """What the rows say, in sentences."""
     return [*_regret_findings(rows), *_drift_findings(rows), *_traffic_findings(rows)]
@@ -162,7 +108,7 @@ def _regret_findings(rows: list[Row]) -> Iterable[str]:
             f" auto picks {_splits(auto.metrics['plan_nsplit'])}"
         )
         again = "".join(
-            f"; the same plan measured again differs by {_median_us(twin) / _median_us(auto) - 1:+.1%}"
+            f"; the same plan measured again differs by {median_us(twin) / median_us(auto) - 1:+.1%}"
             for twin in one.twins[:1]
         )
         if one.is_same_plan:

@@ -68,6 +68,25 @@ def differences(first: Side, second: Side) -> list[str]:
     ]
 
 
+def load_remark(first: Side, second: Side) -> str:
+    """How busy the processors were when the sides were taken, where notebook 00 noted it; "" where not."""
+    loads = [_load_per_core(side) for side in (first, second)]
+    if not any(loads):
+        return ""
+    told = [", ".join(f"{load:.2f}" for load in side) or "unknown" for side in loads]
+    return f"load per core when notebook 00 ran: {told[0]} against {told[1]}"
+
+
+def _load_per_core(side: Side) -> list[float]:
+    """Of every check of the machine in the side; each is the load average over its cores."""
+    checks = [row.metrics for row in side.rows if row.case_id == "state/neighbours"]
+    return [
+        float(load) / float(found.get("cores") or 1)
+        for found in checks
+        if isinstance(load := found.get("load_average"), int | float)
+    ]
+
+
 def pair_rows(first: Side, second: Side) -> list[Pair]:
     """Every timed case that both sides have, in the order of the first."""
     left, right = _by_key(first.rows), _by_key(second.rows)

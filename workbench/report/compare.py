@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.experiments.stored_rows import Pair, Side, differences, load_side, pair_rows
+from workbench.experiments.stored_rows import Pair, Side, differences, load_remark, load_side, pair_rows
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ def compare_folders(first: Path, second: Path, force: bool = False) -> Compariso
 def format_comparison(comparison: Comparison) -> str:
     """A text table, with the differing conditions first."""
     lines = [f"NOT THE SAME CONDITIONS: {text}" for text in comparison.unlike]
+    lines += filter(None, [load_remark(comparison.first, comparison.second)])
     lines.append(f"first  {comparison.first.name} ({comparison.first.commit or 'no commit'})")
     lines.append(f"second {comparison.second.name} ({comparison.second.commit or 'no commit'})")
     lines.append(

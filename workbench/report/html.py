@@ -8,11 +8,10 @@ from typing import Any
 
 from workbench.report.bundle import plotly_script
 from workbench.rows import RunStatus
-from workbench.runs.manifest import RunManifest, final_status, read_run
+from workbench.runs.manifest import REPORT_FILE, RunManifest, final_status, read_run
 
 FOLDER = Path(__file__).resolve().parent
 TEMPLATE = "report.html.j2"
-REPORT_FILE = "report.html"
 MAX_BYTES = 3_000_000
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 OUTSIDE = re.compile(

@@ -3,9 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from workbench.report.html import FOLDER, REPORT_FILE
+from workbench.report.html import FOLDER
 from workbench.rows import RunStatus
-from workbench.runs.manifest import RunManifest, final_status, is_alive, read_batch, read_run, run_folders
+from workbench.runs.manifest import (
+    REPORT_FILE,
+    RunManifest,
+    final_status,
+    is_alive,
+    read_batch,
+    read_run,
+    run_folders,
+)
 
 INDEX_FILE = "index.html"
 
@@ -34,7 +42,10 @@ def render_index(batch: Path) -> Path:
 
 
 def _run_line(folder: Path) -> dict[str, Any]:
-    manifest = read_run(folder)
+    try:
+        manifest = read_run(folder)
+    except ValueError as error:
+        return {"folder": folder.name, "name": folder.name, "status": "DAMAGED", "reason": str(error)}
     return {
         "folder": folder.name,
         "name": Path(manifest.notebook).stem,
@@ -47,6 +58,7 @@ def _run_line(folder: Path) -> dict[str, Any]:
         "rows": ", ".join(f"{count} {status}" for status, count in manifest.rows_by_status.items()),
         "findings": manifest.findings,
         "report": f"{folder.name}/{REPORT_FILE}" if (folder / REPORT_FILE).is_file() else "",
+        "notebook": f"{folder.name}/{manifest.notebook}" if (folder / manifest.notebook).is_file() else "",
     }
 
 
@@ -63,7 +75,10 @@ def _batch_status(status: RunStatus, folder: Path) -> str:
 def _machine(batch: Path) -> str:
     """Processor and GPUs of the first run that recorded them."""
     for folder in run_folders(batch):
-        found = read_run(folder).machine
+        try:
+            found = read_run(folder).machine
+        except ValueError:
+            continue  # its own line says so
         if found:
             return ", ".join(
                 [*(gpu["name"] for gpu in found.get("gpus", [])), f"{found['cpu']}, {found['cores']} cores"]

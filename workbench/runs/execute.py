@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workbench import targets
-from workbench.rows import RunStatus
+from workbench.rows import RowStatus, RunStatus
 from workbench.runs import provenance, store
 from workbench.runs.child import OUTCOME_FILE
 from workbench.runs.machine import machine
@@ -36,6 +36,7 @@ FINDINGS_FILE = "findings.json"
 STEP_PREFIX = "step: "
 CELL_TIMEOUT_S = 1800
 GOOD = (RunStatus.PASSED, RunStatus.SKIPPED)
+BROKEN = (RowStatus.RUNTIME_ERROR, RowStatus.COMPILE_ERROR)
 
 
 class Progress(Protocol):
@@ -98,12 +99,11 @@ def run_batch(batch: Batch, planned: Sequence[PlannedRun]) -> BatchManifest:
             manifest = skip_run(batch, run, run.skip_reason) if run.skip_reason else run_one(batch, run)
             batch.manifest.runs[run.folder_name] = manifest.status
             batch.save()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         for run in waiting:
-            batch.manifest.runs[run.folder_name] = skip_run(
-                batch, run, "the batch was interrupted before"
-            ).status
-        close_batch(batch, RunStatus.INTERRUPTED, "Ctrl-C")
+            skip_run(batch, run, "the batch was interrupted before")
+        batch.manifest.runs |= {f"{Path(m.run_id).name}": m.status for m in batch.runs}
+        close_batch(batch, RunStatus.INTERRUPTED, str(interrupt) or "Ctrl-C")
         raise
     bad = [name for name, status in batch.manifest.runs.items() if status not in GOOD]
     reason = f"{len(bad)} of {len(planned)} runs did not pass: {', '.join(bad)}" if bad else ""
@@ -227,7 +227,8 @@ def _finish_run(
 
 
 def _judge_rows(folder: Path, outcome: Outcome) -> tuple[Outcome, dict[str, int]]:
-    """Row counts by status; a run that claims to have passed without readable rows has failed."""
+    """Row counts by status; a run that claims to have passed without readable rows, or with cases that broke
+    off, has failed."""
     path = folder / store.ROWS_FILE
     try:
         rows = store.read_rows(path)
@@ -236,7 +237,13 @@ def _judge_rows(folder: Path, outcome: Outcome) -> tuple[Outcome, dict[str, int]
         return (missing if outcome.status == RunStatus.PASSED else outcome), {}
     except ValueError as error:
         return (Outcome("FAILED", str(error)) if outcome.status == RunStatus.PASSED else outcome), {}
-    return outcome, dict(Counter(row.status.value for row in rows))
+    counts = dict(Counter(row.status.value for row in rows))
+    broken = [row for row in rows if row.status in BROKEN]
+    if broken and outcome.status == RunStatus.PASSED:
+        first = f"{broken[0].variant}, {broken[0].case_id}: {broken[0].reason}"
+        count = f"{len(broken)} of {len(rows)} rows are {broken[0].status}"
+        outcome = Outcome("FAILED", f"{count}: {first[:300]}")
+    return outcome, counts
 
 
 def _forget_paths(notebook: Path, name: str) -> None:

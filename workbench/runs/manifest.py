@@ -13,6 +13,7 @@ from workbench.rows import RunStatus
 MANIFEST_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 BATCH_FILE = "batch.json"
+REPORT_FILE = "report.html"
 PARTIAL_PREFIX = ".partial-"
 
 

@@ -92,6 +92,9 @@ def _experiment(notebook: Path) -> Any:
 
 def plan_run(notebook: Path, target: str, given: Mapping[str, Any] | None = None) -> PlannedRun:
     """Validate one run completely: target, hardware, notebook form, parameter names and types."""
+    asked = (given or {}).get("target", target)
+    if asked != target:
+        raise ValueError(f"parameter target={asked!r} differs from --target {target}: write --target {asked}")
     targets.require_hardware(targets.load(target))
     require_parameters_cell(notebook)
     params = resolve(params_model(notebook), notebook.stem, {**(given or {}), "target": target})

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from workbench.experiments.nsplit_sweep import Regret, regrets
+from workbench.experiments.split_regret import Regret, regrets
 from workbench.report.figures import theme
 from workbench.rows import Origin, Row
 
