@@ -28,6 +28,13 @@ def test_quantile_agrees_with_torch():
         assert quantile(samples, q) == pytest.approx(want)
 
 
+def test_median_interval_of_thousands_of_samples():
+    n = 5000
+    low, high = median_interval(list(range(n)))
+    half = 1.96 * 0.5 * n**0.5  # the normal approximation of the binomial law
+    assert low == pytest.approx(n / 2 - half, abs=2) and high == pytest.approx(n / 2 + half, abs=2)
+
+
 @pytest.mark.parametrize("n", [2, 5, 6, 9, 20, 41])
 def test_median_interval_has_its_coverage_and_no_narrower_one_has(n):
     interval = median_interval(list(range(n)))

@@ -1,7 +1,6 @@
 """Order statistics of latency samples: nothing is assumed about their distribution."""
 
 from collections.abc import Sequence
-from math import comb
 
 STABLE_HALF_WIDTH = 0.02  # of the median: below this two variants can be compared
 
@@ -20,11 +19,13 @@ def quantile(samples: Sequence[float], q: float) -> float:
 def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
     """Bounds of the true median from the binomial law of ranks; None for too few samples (n < 6 at 95 %)."""
     ordered, n = sorted(samples), len(samples)
-    missed, widest = 0.0, 0  # ranks cut off on each side so far
+    outside, all_ways, widest = 0, 2**n, 0  # integers: a float overflows from about a thousand samples on
+    ways = 1  # n over rank
     for rank in range(n // 2):
-        missed += 2 * comb(n, rank) * 0.5**n  # the true median lies outside x[rank] .. x[n-1-rank]
-        if missed > 1 - confidence:
+        outside += 2 * ways  # the true median lies outside x[rank] .. x[n-1-rank]
+        if outside / all_ways > 1 - confidence:
             break
+        ways = ways * (n - rank) // (rank + 1)
         widest = rank + 1
     return (ordered[widest - 1], ordered[n - widest]) if widest else None
 
