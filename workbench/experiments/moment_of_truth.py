@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from workbench import targets
-from workbench.experiments.stored_rows import judge
+from workbench.experiments.stored_rows import NOISE_FLOOR, judge
 from workbench.measure import timing
 from workbench.rows import Origin, Row, RowStatus, Scalar
 from workbench.targets import HardwareTarget
@@ -128,7 +128,8 @@ def _change(before: Row, after: Row) -> str:
     emitted = " and ".join(f"{number(row, 'accept_length'):.2f}" for row in (before, after))
     return (
         f"the median step goes from {before.timing.median_us:.0f} to {after.timing.median_us:.0f} µs"
-        f" ({ratio:.2f} times, {low:.2f} to {high:.2f}: {verdict}), with {emitted} tokens per step"
+        f" ({ratio:.2f} times, {low:.2f} to {high:.2f}: {verdict}; {NOISE_FLOOR:.0%} count as noise),"
+        f" with {emitted} tokens per step"
     )
 
 

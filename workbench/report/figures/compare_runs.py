@@ -54,4 +54,4 @@ def _stored(rows: list[Row]) -> go.Figure:
     figure.add_bar(x=names, y=timed, name="with a timing", marker_color=theme.BLUE)
     figure.add_bar(x=names, y=untimed, name="without", marker_color=theme.SKY)
     figure.update_layout(barmode="stack")
-    return figure
+    return figure.update_yaxes(rangemode="tozero")
