@@ -48,6 +48,10 @@ def test_text_streams_and_the_summary_follows(tmp_path):
         (("--prompt", "x", "--model", "dsv2-lite"), "give the folder of its checkpoint"),
         (("--prompt", "x", "--mode", "fast"), "mode='fast': choose one of eager"),
         (("--prompt", "x", "--shape", "bush"), "shape='bush': choose one of none"),
+        (("--prompt", "x", "--max-new-tokens", "1000000"), "context of 2048 tokens: give at most 2046"),
+        (("--prompt", "x", "--device", "cuda:64"), "CUDA devices are here: use --device cpu"),
+        (("--prompt", "x", "--device", "tpu"), "--device tpu: choose cpu or cuda"),
+        (("--prompt", "x" * 2048), "the prompt has 2049 tokens, the model's context is 2048"),
         (("--prompt", "x", "--tokenizer", "words"), "tokenizer 'words': choose auto or bytes"),
     ],
 )
@@ -55,6 +59,12 @@ def test_bad_input_is_named(arguments, message):
     result = run(*arguments)
     assert isinstance(result.exception, ValueError | OSError)
     assert message in str(result.exception) and "\n" not in str(result.exception)
+
+
+def test_the_whole_context_can_be_used():
+    command.require_room(48, 2000, 2048)
+    with pytest.raises(ValueError, match="at most 2000"):
+        command.require_room(48, 2001, 2048)
 
 
 def test_standard_input_is_a_prompt(monkeypatch):

@@ -92,8 +92,15 @@ def test_log_and_trace_together_name_the_flag_that_nobody_handed_on(lab, tmp_pat
     trace = tmp_path / "trace.json"
     lab.trace(trace, decoder, find("not_reported"))
     diagnosis = diagnose([log, trace])
-    assert diagnosis.replay.state == "all_replayed"
-    assert {c.id: c.likelihood for c in diagnosis.causes}["flag_not_propagated"] == "likely"
+    assert [source["replay"]["state"] for source in diagnosis.sources] == ["all_eager", "all_replayed"]
+    assert (diagnosis.replay.state, diagnosis.replay.unit) == ("unknown", "sources")
+    flag = {c.id: c for c in diagnosis.causes if not c.source}["flag_not_propagated"]
+    assert flag.likelihood == "likely" and "their clocks overlap" in flag.why
+
+
+def test_a_collapse_of_acceptance_is_not_pinned_on_one_cause(lab):
+    text = investigate(lab.gather(find("stale_choice"))).text
+    assert "eagerly" in text and "most likely" in text and "does not tell that from" in text
 
 
 def test_an_unknown_fault_lists_the_known_ones():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from workbench.cli.diagnose import headline
 from workbench.diagnose import diagnose
 from workbench.diagnose.verdict import read_file
 from workbench.measure import trace as traces
@@ -162,8 +163,68 @@ def test_the_counter_of_passes_is_read(tmp_path):
 def test_a_log_that_says_false_beside_a_trace_that_shows_replay(tmp_path):
     log = write(tmp_path, "\n".join(decode_line(1, False, accept=3.0, second=k) for k in range(5)))
     diagnosis = diagnose([log, SAMPLES / "31-kineto-one-graph-decode-step.json.gz"])
-    assert diagnosis.replay.state == "all_replayed"
-    assert causes(diagnosis)["flag_not_propagated"] == "likely"
+    assert (diagnosis.replay.state, diagnosis.replay.unit) == ("unknown", "sources")
+    assert [source["replay"]["state"] for source in diagnosis.sources] == ["all_eager", "all_replayed"]
+    assert "sources_disagree" in ids(diagnosis)
+    flag = {c.id: c for c in diagnosis.causes if not c.source}["flag_not_propagated"]
+    assert flag.likelihood == "possible" and "if both are of one run" in flag.why
+
+
+def test_a_counter_inside_the_log_makes_a_dropped_flag_likely(tmp_path):
+    lines = [decode_line(1, False, accept=3.0, second=k) for k in range(5)]
+    lines.append('sglang:cuda_graph_passes_total{mode="decode_cuda_graph"} 40.0')
+    assert causes(diagnose([write(tmp_path, "\n".join(lines))]))["flag_not_propagated"] == "likely"
+
+
+def test_one_run_of_many_false_lines_is_not_won_by_a_short_trace(tmp_path):
+    log = write(tmp_path, "\n".join(decode_line(1, k == 20, second=k) for k in range(37)))
+    diagnosis = diagnose([log, SAMPLES / "31-kineto-one-graph-decode-step.json.gz"])
+    replay = diagnosis.replay
+    assert (replay.state, replay.replayed, replay.eager) == ("mixed", 1, 36)
+    assert "sources_disagree" in ids(diagnosis) and "the sources disagree" in headline(diagnosis)
+
+
+def test_logs_that_agree_are_added_up_and_keep_their_own_acceptance(tmp_path):
+    paths = [
+        write(tmp_path, "\n".join([decode_line(1, True, accept=a, second=1)] * n), f"{a}.log")
+        for a, n in ((2.0, 3), (4.0, 5))
+    ]
+    diagnosis = diagnose(paths)
+    assert (diagnosis.replay.state, diagnosis.replay.replayed) == ("all_replayed", 8)
+    assert "sources_disagree" not in ids(diagnosis) and diagnosis.mean_accept_len is None
+    assert [source["acceptance"]["mean_len"] for source in diagnosis.sources] == [2.0, 4.0]
+    assert {f.source for f in diagnosis.findings if f.id == "duplicate_lines"} == set(map(str, paths))
+
+
+def test_few_flags_among_many_lines_say_how_few(tmp_path):
+    lines = [decode_line(1, True if k < 2 else None, second=k) for k in range(52)]
+    text = headline(diagnose([write(tmp_path, "\n".join(lines))]))
+    assert "on the 2 of 52 decode log lines that tell, 50 unknown" in text
+
+
+@pytest.mark.parametrize(
+    ("raw", "name", "seen"),
+    [
+        (b"", "empty.log", "the file is empty"),
+        (b" \n\n", "blank.log", "nothing but white space"),
+        (random.Random(5).randbytes(5000), "noise.bin", "binary data"),
+        (b"hello\nworld\n", "story.txt", "2 lines of text"),
+        (b"PK\x03\x04" + bytes(50), "logs.zip", "a zip archive"),
+        (b"just text\n", "text.gz", "no gzip archive"),
+        (gzip.compress(random.Random(6).randbytes(9000))[:-4000], "cut.gz", "archive is cut"),
+        (b'{"traceEvents": [{"ph": "X"', "cut.json", "the trace is cut or damaged"),
+    ],
+)
+def test_what_is_not_recognised_is_described_with_its_file(tmp_path, raw, name, seen):
+    path = write(tmp_path, raw, name)
+    diagnosis = diagnose([path])
+    assert headline(diagnosis) == f"nothing recognised in {path}"
+    assert any(text.startswith(f"{path}: ") and seen in text for text in diagnosis.warnings)
+
+
+def test_latin_logs_and_progress_bars_are_text(tmp_path):
+    text = "caf\xe9 \x1b[31mrot\x1b[0m \b\b 50%\r100%\r\n" * 40 + decode_line(2, True)
+    assert diagnose([write(tmp_path, text.encode("latin-1"))]).replay.replayed == 1
 
 
 def vllm_table(rows):

@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from workbench import targets
 from workbench.cli import model as commands
+from workbench.cli import one_line
 from workbench.experiments import service_capacity as experiment
 from workbench.model.capacity import GIB, Assumptions, Service, bracket, make_plan
 from workbench.model.hf_config import expert_quantisation
@@ -127,3 +128,23 @@ def test_a_checkpoint_folder_can_be_planned(tmp_path):
     rows = experiment.run(params, step=lambda name: None)
     assert any(row.case_id == "plan/bf16, context and collectives 0.5 GiB, no vision" for row in rows)
     assert experiment.findings(rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ranks", "0"], "ranks=0 is refused: should be greater than or equal to 1"),
+        (["--mem-fraction", "3"], "mem_fraction=3.0 is refused: should be less than 1"),
+    ],
+)
+def test_a_refused_value_is_one_line_that_names_it(words, message):
+    result = CliRunner().invoke(commands.app, ["capacity", *words])
+    assert one_line(result.exception) == message
+
+
+def test_every_refused_value_is_named():
+    with pytest.raises(ValueError) as caught:
+        experiment.Params(ranks=0, running="many", nothing=1)
+    text = one_line(caught.value)
+    assert all(part in text for part in ("ranks=0", "running='many'", "nothing=1")) and "\n" not in text
+    assert "pydantic" not in text and "http" not in text

@@ -5,7 +5,7 @@ import importlib
 import os
 import pkgutil
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import typer
@@ -42,7 +42,9 @@ def load_commands() -> "typer.Typer":
 
 
 def one_line(error: BaseException) -> str:
-    """The message of `error` on one line; a full disk is named as such."""
+    """The message of `error` on one line; a full disk is named as such, refused values with their names."""
+    if isinstance(error, ValueError) and hasattr(error, "errors"):
+        return describe_refused(error.errors())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return (
             f"the disk is full while writing {error.filename or 'a file'}: free some space and run it again"
@@ -50,3 +52,13 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def describe_refused(errors: "list[dict[str, Any]]") -> str:
+    """The values that a parameter model (pydantic) refused, each with what it must be."""
+    texts = []
+    for one in errors:
+        name = ".".join(map(str, one["loc"])) or "the values"
+        told = str(one["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+        texts.append(f"{name}={one['input']!r} is refused: {told}")
+    return "; ".join(texts)

@@ -60,6 +60,7 @@ def decode(
     from workbench.decode import SpeculativeDecoder
 
     token_ids = reader.encode(text)
+    require_room(len(token_ids), max_new_tokens, target.config.max_position)
     decoder = SpeculativeDecoder(
         target, drafter if shape != "none" else None, mode=mode, shape=shape, budget=budget, variant=variant,
         max_batch=1, max_context=len(token_ids) + max_new_tokens + 64,
@@ -94,6 +95,17 @@ def stream_tokens(
     return result
 
 
+def require_room(prompt_tokens: int, new_tokens: int, limit: int) -> None:
+    """Raise ValueError when prompt and new tokens exceed the positions that the model has."""
+    if prompt_tokens >= limit:
+        raise ValueError(f"the prompt has {prompt_tokens} tokens, the model's context is {limit}: shorten it")
+    if prompt_tokens + new_tokens > limit:
+        raise ValueError(
+            f"--max-new-tokens {new_tokens} behind a prompt of {prompt_tokens} exceeds the model's context "
+            f"of {limit} tokens: give at most {limit - prompt_tokens}"
+        )
+
+
 def read_prompt(prompt: str, name: str) -> str:
     """The prompt's text. Raises ValueError when none or two are given, or the name is unknown."""
     if bool(prompt) == bool(name):
@@ -117,6 +129,7 @@ def load(model: str, device: str, dtype: str, tokenizer: str = "auto") -> tuple[
     from workbench.model.weights import MODELS_DIR
 
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    require_device(place)
     if place == "cpu" and model == "tiny":
         torch.set_num_threads(1)  # its matrices are smaller than what waking a thread costs
     folder = next((path for path in (Path(model), MODELS_DIR / model) if path.is_dir()), None)
@@ -125,6 +138,19 @@ def load(model: str, device: str, dtype: str, tokenizer: str = "auto") -> tuple[
         return target, drafter, ByteTokenizer()
     target, drafter = build(str(folder), device=place, dtype=dtype or ("fp32" if place == "cpu" else None))
     return target, drafter, load_tokenizer(folder, target.config, tokenizer)
+
+
+def require_device(device: str) -> None:
+    """Raise ValueError for a device that is neither cpu nor cuda, or that is not here."""
+    import torch
+
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise ValueError(f"--device {device}: choose cpu or cuda")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"--device {device}: {torch.cuda.device_count()} CUDA devices are here: use --device cpu"
+        )
 
 
 def capture_with_bar(decoder: Any, temperature: float, top_k: int | None, top_p: float | None) -> None:

@@ -11,6 +11,7 @@ from workbench.cli.app import app
 
 if TYPE_CHECKING:
     from workbench.diagnose import Diagnosis
+    from workbench.diagnose.reading import Replay
 
 STATE_TEXTS = {
     "all_replayed": "graphs were replayed",
@@ -53,14 +54,19 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from workbench.diagnose.reading import Replay
+
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    replay = diagnosis.replay
-    counts = f"replayed {replay.replayed:,} / eager {replay.eager:,} / unknown {replay.unknown:,}"
-    console.print(
-        f"[bold]{STATE_TEXTS[replay.state]}[/bold]" + (f": {counts} ({replay.unit})" if replay.unit else "")
-    )
+    console.print(f"[bold]{escape(headline(diagnosis))}[/bold]")
+    several = len(diagnosis.sources) > 1
     for source in diagnosis.sources:
-        console.print(f"  {escape(source['path'])}: {source['kind']}{escape(_facts(source['summary']))}")
+        known = source["kind"] != "unrecognised"
+        own = verdict_text(Replay(**source["replay"])) if known else "nothing recognised"
+        verdict = f": {own}" if several else ""
+        console.print(f"  {escape(source['path'])}{verdict}")
+        console.print(f"      {source['kind']}{escape(_facts(source['summary']))}")
+        if several and source["acceptance"]["mean_len"] is not None:
+            console.print(f"      acceptance length {source['acceptance']['mean_len']:.2f}")
     if diagnosis.mean_accept_len is not None:
         console.print(f"  acceptance length {diagnosis.mean_accept_len:.2f} tokens per pass, bonus included")
     if diagnosis.mean_tok_s is not None:
@@ -68,13 +74,45 @@ def print_diagnosis(diagnosis: "Diagnosis") -> None:
         console.print(f"  throughput {diagnosis.mean_tok_s:.1f} tok/s per line{left_out}")
     for finding in diagnosis.findings:
         evidence = f" ({finding.evidence})" if finding.evidence else ""
-        console.print(f"{MARKS[finding.severity]} {finding.id}: {escape(finding.text + evidence)}")
+        console.print(
+            f"{MARKS[finding.severity]} {finding.id}: {escape(_of(finding.source) + finding.text + evidence)}"
+        )
     for one in diagnosis.causes:
-        console.print(f"[bold]cause, {one.likelihood}[/bold] {one.id}: {escape(one.why)}")
+        console.print(f"[bold]cause, {one.likelihood}[/bold] {one.id}: {escape(_of(one.source) + one.why)}")
         if one.likelihood != "excluded":
             console.print(f"    next: {escape(one.next_experiment)}")
     for warning in diagnosis.warnings:
         console.print(f"[yellow]note[/yellow] {escape(warning)}")
+
+
+def headline(diagnosis: "Diagnosis") -> str:
+    """The first line: the verdict with how much of the input it speaks of, or that there is none."""
+    sources = diagnosis.sources
+    if all(source["kind"] == "unrecognised" for source in sources):
+        return f"nothing recognised in {', '.join(source['path'] for source in sources)}"
+    told = verdict_text(diagnosis.replay)
+    if any(finding.id == "sources_disagree" for finding in diagnosis.findings):
+        return f"the sources disagree; together: {told}"
+    return told
+
+
+def verdict_text(replay: "Replay") -> str:
+    """A state with its counts; what is not known stands beside it."""
+    text, known = STATE_TEXTS[replay.state], replay.replayed + replay.eager
+    if not replay.unit:
+        return text
+    counts = f"replayed {replay.replayed:,} / eager {replay.eager:,} / unknown {replay.unknown:,}"
+    if known and replay.unknown:
+        total = known + replay.unknown
+        return (
+            f"{text} on the {known:,} of {total:,} {replay.unit} that tell, "
+            f"{replay.unknown:,} unknown: {counts}"
+        )
+    return f"{text}: {counts} ({replay.unit})"
+
+
+def _of(source: str) -> str:
+    return f"[{Path(source).name}] " if source else ""
 
 
 def _facts(summary: dict[str, Any]) -> str:

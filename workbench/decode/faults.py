@@ -163,7 +163,7 @@ FAULTS: tuple[Fault, ...] = (
         hooks=lambda: StepHooks("verify", write_live_slot),
     ),
     Fault(
-        "stale_choice", "stale_choice", "the layers that feed the drafter are chosen after capture",
+        "stale_choice", "stale_capture", "the layers that feed the drafter are chosen after capture",
         "True throughout, accept len far below the eager run's", "acceptance", "choose first, then capture",
         hooks=StaleChoice,
     ),

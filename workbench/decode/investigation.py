@@ -18,6 +18,11 @@ from workbench.decode.result import DecodeResult
 
 NO_GRAPH_PROBLEM = "not_a_graph_problem"
 COLLAPSED = 0.75  # acceptance under graphs over that of an eager run with the same seed
+ALTERNATIVES = (
+    "something captured for the drafter is stale, most likely the choice of the layers that feed it; "
+    "acceptance alone does not tell that from replaced weights or inputs of the drafter, or a draft cache "
+    "written elsewhere: compare taps and draft logits of a replayed step with those of an eager run"
+)
 DIRECT = {
     Reason.GRAPH_DISABLED: "graph_disabled",
     Reason.CAPTURE_FAILED: "capture_failed",
@@ -133,9 +138,11 @@ def _ask_acceptance(evidence: Evidence) -> Conclusion | None:
     graphs, eager = evidence.result.mean_accept_length, evidence.eager_accept_length()
     if eager <= 1.0 or (graphs - 1) >= COLLAPSED * (eager - 1):
         return None
-    return Conclusion(
-        "stale_choice", "acceptance", f"accept length {graphs:.2f} under graphs, {eager:.2f} eagerly"
+    checked = (
+        ", though the shadow-checked steps equal their eager recomputation" if evidence.result.shadow else ""
     )
+    text = f"accept length {graphs:.2f} under graphs, {eager:.2f} eagerly{checked}: {ALTERNATIVES}"
+    return Conclusion("stale_capture", "acceptance", text)
 
 
 def _healthy(evidence: Evidence) -> str:

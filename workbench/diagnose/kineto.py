@@ -30,6 +30,7 @@ class KinetoFacts:
     prefill_only: bool = False
     tape: bool = False
     stages: dict[str, int] | None = None
+    began_s: float | None = None  # seconds since 1970, where the trace states its base
 
     @property
     def is_recording(self) -> bool:
@@ -42,6 +43,7 @@ def read(document: Any) -> Reading:
     """The reading of a parsed trace."""
     trace = traces.parse(document)
     facts = _device_facts(trace) if trace.on_device or not trace.steps else _tape_facts(trace)
+    facts.began_s = _began_s(document)
     summary = {
         "kernels": facts.kernels,
         "kernels_in_graphs": facts.in_graphs,
@@ -55,6 +57,17 @@ def read(document: Any) -> Reading:
         "graph_time_share": round(1 - facts.eager_busy_us / facts.busy_us, 4) if facts.busy_us else None,
     }
     return Reading(KIND, summary, _replay(facts), facts)
+
+
+def _began_s(document: Any) -> float | None:
+    """When the first event began by the wall clock; None where the trace does not tell."""
+    base = document.get("baseTimeNanoseconds") if isinstance(document, dict) else None
+    events = document.get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(base, int) or not isinstance(events, list):
+        return None
+    times = [event.get("ts") for event in events if isinstance(event, dict) and event.get("ph") == "X"]
+    known = [ts for ts in times if isinstance(ts, int | float) and 0 < ts < 1e17]
+    return base / 1e9 + min(known) / 1e6 if known else None
 
 
 def _device_facts(trace: traces.Trace) -> KinetoFacts:

@@ -8,6 +8,15 @@ from pathlib import Path
 MAX_BYTES = 256 << 20
 MAX_LINE = 20_000  # characters; a longer line is data, not a log line
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\v\f\r\x1b"))
+FORMATS = {
+    b"PK\x03\x04": "a zip archive: unpack it and give the files inside",
+    b"\x28\xb5\x2f\xfd": "zstd data: unpack it with zstd -d",
+    b"\xfd7zXZ": "xz data: unpack it with xz -d",
+    b"BZh": "bzip2 data: unpack it with bzip2 -d",
+    b"PAR1": "a Parquet file: its tables are not read here",
+    b"\x1f\x8b": "a gzip archive inside another: unpack it",
+}
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -17,6 +26,8 @@ def read_bytes(path: Path) -> tuple[bytes, list[str]]:
         raw = stream.read(MAX_BYTES + 1)
     if raw[:2] == b"\x1f\x8b":
         return _unpack(raw)
+    if path.suffix == ".gz" and raw:
+        return raw[:MAX_BYTES], ["named .gz but no gzip archive: read as it is"]
     if len(raw) > MAX_BYTES:
         return raw[:MAX_BYTES], [f"only the first {MAX_BYTES >> 20} MiB were read"]
     return raw, []
@@ -62,6 +73,22 @@ def split_lines(text: str) -> list[str]:
 
 
 def looks_binary(raw: bytes) -> bool:
-    """True for data no text reader should try."""
+    """True for data no text reader should try: zeros, or control characters that no log holds."""
     head = raw[:4096]
-    return raw[:2] not in UTF16_MARKS and head.count(0) > len(head) // 100
+    controls = len(head) - len(head.translate(None, CONTROLS))
+    return raw[:2] not in UTF16_MARKS and (
+        head.count(0) > len(head) // 100 or controls > max(2, len(head) // 33)
+    )
+
+
+def describe_content(raw: bytes) -> str:
+    """What a file is that no reader recognises, and what would help."""
+    if not raw.strip():
+        return "the file is empty" if not raw else "the file holds nothing but white space"
+    for magic, text in FORMATS.items():
+        if raw.startswith(magic):
+            return text
+    if looks_binary(raw):
+        return "binary data: export it as text, SQLite or JSON first"
+    lines = raw.count(b"\n") + (not raw.endswith(b"\n"))
+    return f"{lines:,} lines of text, none of them of an engine, profiler or monitor that is known here"

@@ -28,6 +28,7 @@ class Finding:
     severity: Severity
     text: str
     evidence: str = ""
+    source: str = ""  # path of its file, where several were given
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Cause:
     likelihood: Likelihood
     why: str
     next_experiment: str
+    source: str = ""  # path of its file, where several were given
 
 
 @dataclass

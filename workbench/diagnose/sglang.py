@@ -80,6 +80,12 @@ class SglangFacts:
     counters: dict[str, int] = field(default_factory=dict)
 
     @property
+    def span(self) -> tuple[datetime, datetime] | None:
+        """Time stamps of the first and last decode line, without a zone as the log has none."""
+        times = [line.time for line in self.decode if line.time]
+        return (min(times), max(times)) if times else None
+
+    @property
     def known(self) -> list[DecodeLine]:
         return [line for line in self.decode if line.flag is not None]
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,13 @@ from workbench.diagnose import (
     tensorrt_llm,
     vllm,
 )
-from workbench.diagnose.catalogue import cause
-from workbench.diagnose.lines import decode_text, looks_binary, read_bytes, split_lines
-from workbench.diagnose.reading import UNRECOGNISED, Cause, Finding, Reading, Replay, state_of
+from workbench.diagnose.combination import contradictions, disagreements, only_value, weigh
+from workbench.diagnose.lines import decode_text, describe_content, looks_binary, read_bytes, split_lines
+from workbench.diagnose.reading import UNRECOGNISED, Cause, Finding, Reading, Replay
 
 SCHEMA_VERSION = 1
 LIKELIHOODS = ("stated", "likely", "possible", "excluded")
 SEVERITIES = ("problem", "warning", "info")
-STRENGTH = (kineto.KIND, nsys_sqlite.KIND, nsys_text.KIND, vllm.KIND, sglang.KIND, tensorrt_llm.KIND)
-TRACES = (kineto.KIND, nsys_sqlite.KIND)
 
 
 @dataclass
@@ -87,10 +85,12 @@ def read_file(path: Path) -> list[Reading]:
     elif raw.lstrip()[:1] in (b"{", b"["):
         readings = _read_json(raw) or _read_text(decode_text(raw))
     elif looks_binary(raw):
-        readings = [Reading(UNRECOGNISED, warnings=["binary data: export it as text, SQLite or JSON first"])]
+        readings = [Reading(UNRECOGNISED)]
     else:
         readings = _read_text(decode_text(raw))
     for reading in readings:
+        if reading.kind == UNRECOGNISED and not reading.warnings:
+            reading.warnings.append(f"nothing recognised: {describe_content(raw)}")
         reading.path = str(path)
         reading.warnings = warnings + reading.warnings
     return readings
@@ -103,7 +103,11 @@ def _read_json(raw: bytes) -> list[Reading]:
     except (ValueError, RecursionError):
         if b'"traceEvents"' not in raw[:1_000_000]:
             return []
-        return [Reading(UNRECOGNISED, warnings=["the trace is cut or damaged: export it again"])]
+        return [
+            Reading(
+                UNRECOGNISED, warnings=["nothing recognised: the trace is cut or damaged: export it again"]
+            )
+        ]
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if isinstance(document, dict) and "disable_cuda_graph" in document:
         return [server_info.read(document)]
@@ -142,68 +146,50 @@ def _has_evidence(reading: Reading) -> bool:
 
 
 def combine(readings: list[Reading]) -> Diagnosis:
-    """One answer: the strongest source that tells decides the state, contradictions become causes."""
+    """Every source's own verdict, then what may be said of all of them together."""
     diagnosis = Diagnosis()
-    diagnosis.sources = [{"path": r.path, "kind": r.kind, "summary": r.summary} for r in readings]
+    diagnosis.sources = [_source(reading) for reading in readings]
     diagnosis.replay = weigh(readings)
-    accepted = [r.mean_accept_len for r in readings if r.mean_accept_len is not None]
-    rates = [r.mean_tok_s for r in readings if r.mean_tok_s is not None]
-    diagnosis.mean_accept_len = round(sum(accepted) / len(accepted), 4) if accepted else None
-    diagnosis.mean_tok_s = round(sum(rates) / len(rates), 4) if rates else None
+    diagnosis.mean_accept_len = only_value(r.mean_accept_len for r in readings)
+    diagnosis.mean_tok_s = only_value(r.mean_tok_s for r in readings)
     diagnosis.excluded_lines = sum(r.excluded_lines for r in readings)
-    diagnosis.findings = _sort_findings([finding for r in readings for finding in r.findings])
-    diagnosis.causes = _sort_causes([*contradictions(readings), *(one for r in readings for one in r.causes)])
+    diagnosis.findings = _sort_findings(readings)
+    diagnosis.causes = _sort_causes(readings)
     for reading in readings:
-        diagnosis.warnings += [text for text in reading.warnings if text not in diagnosis.warnings]
+        diagnosis.warnings += [
+            line for text in reading.warnings if (line := f"{reading.path}: {text}") not in diagnosis.warnings
+        ]
     return diagnosis
 
 
-def weigh(readings: list[Reading]) -> Replay:
-    """The strongest kind with a definite state; its files are added up. Else unknown, else not applicable."""
-    for kind in STRENGTH:
-        own = [r.replay for r in readings if r.kind == kind]
-        definite = [replay for replay in own if replay.state in ("all_replayed", "all_eager", "mixed")]
-        if definite:
-            return _add_up(own, definite)
-    unknown = [r.replay for r in readings if r.replay.state == "unknown"]
-    return unknown[0] if unknown else Replay("not_applicable")
+def _source(reading: Reading) -> dict[str, Any]:
+    return {
+        "path": reading.path, "kind": reading.kind, "summary": reading.summary,
+        "replay": asdict(reading.replay), "acceptance": {"mean_len": reading.mean_accept_len},
+        "throughput": {"mean_tok_s": reading.mean_tok_s, "excluded_lines": reading.excluded_lines},
+    }  # fmt: skip
 
 
-def _add_up(own: list[Replay], definite: list[Replay]) -> Replay:
-    if len(own) == 1:
-        return own[0]
-    replayed, eager = sum(r.replayed for r in own), sum(r.eager for r in own)
-    states = {replay.state for replay in definite}
-    state = next(iter(states)) if len(states) == 1 else "mixed"
-    state = state_of(replayed, eager) if state == "mixed" and not (replayed and eager) else state
-    return Replay(state, definite[0].unit, replayed, eager, sum(r.unknown for r in own))
+def _name_source(one: Any, reading: Reading, readings: Sequence[Reading]) -> Any:
+    """The finding or cause with its file, where there are several."""
+    return replace(one, source=reading.path) if len(readings) > 1 else one
 
 
-def contradictions(readings: list[Reading]) -> Iterable[Cause]:
-    """A log that says False beside a trace or counter that shows replay."""
-    logs = [r for r in readings if r.kind == sglang.KIND and r.replay.eager and r.summary["decode_lines"]]
-    shown = [r for r in readings if r.kind in TRACES and r.replay.state == "all_replayed"]
-    counted = [r for r in readings if r.kind == sglang.KIND and r.facts.counters.get("decode_cuda_graph", 0)]
-    counted = [r for r in counted if r.facts.counters.get("decode_none", 0) == 0]
-    if logs and (shown or counted):
-        said, seen = logs[0].replay, (shown or counted)[0]
-        source = "the trace shows" if shown else "the counter says"
-        why = (
-            f"{said.eager} of {said.replayed + said.eager} log lines say False, {source} replay ({seen.kind})"
-        )
-        yield cause("flag_not_propagated", "likely", why)
+def _sort_findings(readings: Sequence[Reading]) -> list[Finding]:
+    """Each finding once per source, the worst first; what differs between sources leads."""
+    found = [*disagreements(readings)]
+    found += [_name_source(one, r, readings) for r in readings for one in r.findings]
+    kept = {(one.id, one.source): one for one in reversed(found)}
+    return sorted(kept.values(), key=lambda one: (SEVERITIES.index(one.severity), bool(one.source), one.id))
 
 
-def _sort_findings(findings: list[Finding]) -> list[Finding]:
-    kept = {finding.id: finding for finding in reversed(findings)}
-    return sorted(kept.values(), key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
-
-
-def _sort_causes(causes: list[Cause]) -> list[Cause]:
-    """Each cause once, with its strongest likelihood, strongest first."""
-    kept: dict[str, Cause] = {}
-    for one in causes:
-        known = kept.get(one.id)
+def _sort_causes(readings: Sequence[Reading]) -> list[Cause]:
+    """Each cause once per source, with its strongest likelihood, strongest first."""
+    found = [*contradictions(readings)]
+    found += [_name_source(one, r, readings) for r in readings for one in r.causes]
+    kept: dict[tuple[str, str], Cause] = {}
+    for one in found:
+        known = kept.get((one.id, one.source))
         if known is None or LIKELIHOODS.index(one.likelihood) < LIKELIHOODS.index(known.likelihood):
-            kept[one.id] = one
+            kept[one.id, one.source] = one
     return sorted(kept.values(), key=lambda one: (LIKELIHOODS.index(one.likelihood), one.id))
