@@ -85,6 +85,7 @@ def test_findings_and_figure_of_a_wrong_run_give_no_time(rows):
     untimed = [before.model_copy(update=wrong), after]
     told = " ".join(moment_of_truth.findings(untimed))
     assert "no times are compared: before is INCORRECT, step 3: KV differs" in told
+    assert "(of a run whose results are wrong: no measurement) could be explained at most" in told
     assert "median step" not in told and "tokens/s" not in told
     assert "before<br>(incorrect: no measurement)" in figures.main_figure(untimed).data[0].y
 

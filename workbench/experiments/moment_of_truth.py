@@ -112,7 +112,8 @@ def _long_findings(rows: list[Row]) -> Iterable[str]:
         named = sorted(select(rows, "hypothesis"), key=lambda row: -number(row, "explains_us"))
         parts = [f"{row.variant} {number(row, 'explains_us'):.0f} µs" for row in named]
         step_us = number(before, "ledger_step_us")
-        yield f"Of a step of {step_us:.0f} µs could be explained at most: {', '.join(parts)}."
+        wrong = "" if before.timing else " (of a run whose results are wrong: no measurement)"
+        yield f"Of a step of {step_us:.0f} µs{wrong} could be explained at most: {', '.join(parts)}."
         yield f"The cause is {seen['concluded']}, found by {_found_by(seen['found_by'])}: {seen['because']}."
         share = f"{number(after, 'replay_share'):.0%} of the steps are replayed"
         yield f"After the fix ({fixed['fix']}) {share}; {_change(before, after)}."

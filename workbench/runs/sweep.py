@@ -138,7 +138,7 @@ def resolve(model: type[BaseModel], notebook: str, given: Mapping[str, Any]) -> 
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "parameters"
         raise ValueError(
-            f"parameter {name}={given.get(name)!r} of {notebook} is refused: {first['msg']}"
+            f"parameter {name}={given.get(name)!r} of {notebook} is refused: {first['msg'].removeprefix('Value error, ')}"
             f" (its type is {type_name(model, name)})"
         ) from error
     for name, value in params.model_dump().items():
