@@ -137,8 +137,9 @@ def resolve(model: type[BaseModel], notebook: str, given: Mapping[str, Any]) -> 
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "parameters"
+        why = first["msg"].removeprefix("Value error, ")
         raise ValueError(
-            f"parameter {name}={given.get(name)!r} of {notebook} is refused: {first['msg'].removeprefix('Value error, ')}"
+            f"parameter {name}={given.get(name)!r} of {notebook} is refused: {why}"
             f" (its type is {type_name(model, name)})"
         ) from error
     for name, value in params.model_dump().items():
