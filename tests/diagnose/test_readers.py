@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workbench.cli.diagnose import headline
-from workbench.diagnose import diagnose
+from workbench.diagnose import diagnose, large_text, sglang, sglang_events, vllm
 from workbench.diagnose.verdict import read_file
 from workbench.measure import trace as traces
 
@@ -505,3 +505,71 @@ def test_missing_files_and_folders(tmp_path):
     diagnosis = diagnose(tmp_path)
     assert [s["kind"] for s in diagnosis.sources] == ["sglang_log", "unrecognised"]
     assert read_file(write(tmp_path, b"", "empty"))[0].kind == "unrecognised"
+
+
+OF_SETUP = {
+    sglang: "CAPTURE OLD_CAPTURE BAR CAPTURE_END CAPTURE_FAILED DISABLED SETTINGS DP_ATTENTION COUNTER EVENT",
+    vllm: "ROW STATS MODE SIZES CONFIG SPEC SPEC_V0 DOWNGRADE CAPTURING CAPTURED SKIPPED EAGER_SET FAILED "
+    "STARTUP ITERATION TABLE_HEAD",
+}
+PATTERNS = [
+    (module, getattr(module, name, None) or getattr(sglang_events, name))
+    for module, names in OF_SETUP.items()
+    for name in names.split()
+]
+
+
+def own_lines():
+    for path in INPUTS:
+        if path.suffix in (".log", ".txt"):
+            yield from path.read_text(errors="replace").splitlines()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_line_that_a_pattern_matches_is_never_skipped(data):
+    line = data.draw(
+        st.one_of(
+            st.sampled_from(sorted(set(own_lines()))),
+            st.sampled_from(PATTERNS).flatmap(
+                lambda pair: st.from_regex(pair[1], alphabet=st.characters(max_codepoint=126))
+            ),
+        )
+    )
+    for module, pattern in PATTERNS:
+        if pattern.search(line):
+            assert module.may_matter(line.lower()), (pattern.pattern, line)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in INPUTS if p.suffix in (".log", ".txt", ".sqlite", ".gz")], ids=lambda p: p.name
+)
+def test_reading_in_pieces_says_the_same(path, monkeypatch, tmp_path):
+    whole = diagnose([path]).as_dict()
+    monkeypatch.setattr(large_text, "STREAM_ABOVE", 0)
+    monkeypatch.setattr(large_text, "STREAM_PACKED_ABOVE", 0)
+    monkeypatch.setattr(large_text, "PIECE", 777)
+    assert diagnose([path]).as_dict() == whole
+    if path.suffix == ".log":
+        packed = write(tmp_path, gzip.compress(path.read_bytes()), path.name + ".gz")
+        assert diagnose([packed]).as_dict()["replay"] == whole["replay"]
+
+
+def test_a_large_log_is_reported_and_its_noise_is_not_kept(tmp_path):
+    noise = '[2026-01-01 00:00:00] INFO:     192.0.2.7:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+    lines = "".join((noise * 99 + decode_line(3, k % 5 != 0, second=k) + "\n") for k in range(1200))
+    path, seen = write(tmp_path, lines), []
+    assert path.stat().st_size > large_text.STREAM_ABOVE
+    kept, warnings = large_text.read_engine_lines(path, lambda *state: seen.append(state))
+    assert len(kept) < 1300 and not warnings and seen[-1][1:] == (path.stat().st_size,) * 2
+    replay = diagnose([path]).replay
+    assert (replay.replayed, replay.eager) == (960, 240)
+
+
+def test_a_large_archive_that_is_cut_gives_its_first_part(tmp_path, monkeypatch):
+    lines = "\n".join(decode_line(k % 7, True, second=k, accept=1 + k % 3) for k in range(3000))
+    monkeypatch.setattr(large_text, "STREAM_PACKED_ABOVE", 0)
+    path = write(tmp_path, gzip.compress(lines.encode())[:-3000], "server.log.gz")
+    diagnosis = diagnose([path])
+    assert 0 < diagnosis.replay.replayed < 3000
+    assert any("archive is cut" in text for text in diagnosis.warnings)

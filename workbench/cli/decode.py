@@ -53,10 +53,7 @@ def decode(
     """
     text = read_prompt(prompt, prompt_name)
     target, drafter, reader = load(model, device, dtype, tokenizer)
-    if shape == "auto":
-        shape = "none" if drafter is None else "tree"
-        if drafter is None:
-            print(f"{model} has no drafter: decoding without drafts (shape none)", file=sys.stderr)
+    shape = pick_shape(shape, model, drafter)
     from workbench.decode import SpeculativeDecoder
 
     token_ids = reader.encode(text)
@@ -93,6 +90,15 @@ def stream_tokens(
     )
     print()
     return result
+
+
+def pick_shape(shape: str, model: str, drafter: Any) -> str:
+    """The shape as given; auto is a tree, or none, said on stderr, where there is no drafter."""
+    if shape != "auto":
+        return shape
+    if drafter is None:
+        print(f"{model} has no drafter: decoding without drafts (shape none)", file=sys.stderr)
+    return "none" if drafter is None else "tree"
 
 
 def require_room(prompt_tokens: int, new_tokens: int, limit: int) -> None:

@@ -2,6 +2,7 @@
 
 import json as json_module
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,8 @@ import typer
 from workbench.cli.app import app
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from workbench.diagnose import Diagnosis
     from workbench.diagnose.reading import Replay
 
@@ -42,11 +45,23 @@ def diagnose(
     """
     from workbench.diagnose import diagnose as run
 
-    diagnosis = run(paths)
+    diagnosis = run(paths, report_progress())
     if json:
         sys.stdout.write(json_module.dumps(diagnosis.as_dict(), indent=1, allow_nan=False) + "\n")
         return
     print_diagnosis(diagnosis)
+
+
+def report_progress(after_s: float = 2.0) -> "Callable[[Path, int, int], None]":
+    """Says on stderr, each two seconds, how much of a large log has been read."""
+    last = [time.monotonic()]
+
+    def report(path: Path, done: int, total: int) -> None:
+        if time.monotonic() - last[0] >= after_s:
+            last[0] = time.monotonic()
+            print(f"reading {path}: {done >> 20} of {total >> 20} MiB", file=sys.stderr, flush=True)
+
+    return report
 
 
 def print_diagnosis(diagnosis: "Diagnosis") -> None:

@@ -9,13 +9,14 @@ MAX_BYTES = 256 << 20
 MAX_LINE = 20_000  # characters; a longer line is data, not a log line
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\v\f\r\x1b"))
+GZIP = b"\x1f\x8b"
 FORMATS = {
     b"PK\x03\x04": "a zip archive: unpack it and give the files inside",
     b"\x28\xb5\x2f\xfd": "zstd data: unpack it with zstd -d",
     b"\xfd7zXZ": "xz data: unpack it with xz -d",
     b"BZh": "bzip2 data: unpack it with bzip2 -d",
     b"PAR1": "a Parquet file: its tables are not read here",
-    b"\x1f\x8b": "a gzip archive inside another: unpack it",
+    GZIP: "a gzip archive inside another: unpack it",
 }
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -24,7 +25,7 @@ def read_bytes(path: Path) -> tuple[bytes, list[str]]:
     """The first 256 MiB of a file, unpacked when gzipped, and warnings about what is missing."""
     with path.open("rb") as stream:
         raw = stream.read(MAX_BYTES + 1)
-    if raw[:2] == b"\x1f\x8b":
+    if raw[:2] == GZIP:
         return _unpack(raw)
     if path.suffix == ".gz" and raw:
         return raw[:MAX_BYTES], ["named .gz but no gzip archive: read as it is"]
@@ -42,7 +43,7 @@ def _unpack(raw: bytes) -> tuple[bytes, list[str]]:
         return _unpack_piecewise(raw), ["the gzip archive is damaged: only its first part was read"]
     if unpacker.unconsumed_tail:
         return data, [f"only the first {MAX_BYTES >> 20} MiB were read"]
-    if unpacker.unused_data[:2] == b"\x1f\x8b":
+    if unpacker.unused_data[:2] == GZIP:
         try:
             return gzip.decompress(raw)[:MAX_BYTES], []
         except (OSError, EOFError, zlib.error):

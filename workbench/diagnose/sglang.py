@@ -8,13 +8,13 @@ from itertools import pairwise
 
 from workbench.diagnose.reading import Reading, Replay, mean, state_of
 from workbench.diagnose.sglang_events import (
-    GRAPH,
     PID,
     RANK,
     TIME,
     Event,
     complete_fields,
     find_events,
+    find_flag,
     has_broken_end,
 )
 
@@ -41,7 +41,18 @@ SLOW_SHARE = 0.25  # of the median per request: a first line below this spans wa
 PAUSE_S = 20.0  # between two lines of a rank: an idle time
 
 
-@dataclass
+WORDS = (  # in lower case: at least one is in every line that a pattern here or an event can match
+    "decode batch", "prefill batch", "cuda graph", "cuda_graph", "capturing batches", "max_running_requests=",
+    "speculative_num_", "dp_size=", "enable_dp_attention=",
+)  # fmt: skip
+
+
+def may_matter(low: str) -> bool:
+    """Whether a line, in lower case, can hold anything that is read here; cheap, and never wrongly False."""
+    return any(word in low for word in WORDS)
+
+
+@dataclass(slots=True)
 class DecodeLine:
     """The fields of one decode line that are complete, None otherwise."""
 
@@ -117,10 +128,11 @@ def read(lines: list[str]) -> Reading | None:
     for number, line in enumerate(lines, 1):
         event = events.get(number)
         if event is None:
-            _read_setup(line, facts)
+            if may_matter(line.lower()):
+                _read_setup(line, facts)
         elif event.kind == "Prefill":
             facts.prefill_lines += 1
-            facts.prefill_flags += bool(GRAPH.search(event.body))
+            facts.prefill_flags += bool(find_flag(event.body))
             awake.note_prefill(event.body)
         else:
             facts.decode.append(_decode_line(event, awake))
@@ -132,7 +144,7 @@ def read(lines: list[str]) -> Reading | None:
 def _compare_events(events: list[Event], lines: list[str], facts: SglangFacts) -> None:
     """What only shows between lines: cuts, repeats, clocks that jump, several servers."""
     facts.truncated = sum(not event.complete for event in events) + has_broken_end(lines, events)
-    seen = Counter(event.prefix + event.body for event in events if TIME.search(event.prefix))
+    seen = Counter(hash((event.prefix, event.body)) for event in events if TIME.search(event.prefix))
     facts.duplicates = sum(count - 1 for count in seen.values())
     facts.backwards = _count_backwards(facts.decode)
     engines: dict[tuple[tuple[str, str], ...], set[str]] = {}
@@ -146,7 +158,7 @@ def _compare_events(events: list[Event], lines: list[str], facts: SglangFacts) -
 
 def _decode_line(event: Event, awake: Awake) -> DecodeLine:
     values = complete_fields(event)
-    graph = GRAPH.search(event.body)
+    graph = find_flag(event.body)
     ranks = {name: int(value[:6]) for name, value in RANK.findall(event.prefix)}
     moment = _parse_time(TIME.search(event.prefix))
     return DecodeLine(

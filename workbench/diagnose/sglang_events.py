@@ -10,6 +10,7 @@ FIELD = re.compile(
     r"(?=,|\s|`|\"|'|$)"
 )
 GRAPH = re.compile(r"\b(?P<device>[a-z]+(?: [a-z-]+)?) graph: (?P<flag>True|False)\b")
+FLAG_WORDS = 64  # characters before the flag that may name its device
 KNOWN_KEYS = re.compile(r"#(?:running-req|new-seq|token|queue-req)|accept len|graph|throughput|token usage")
 ENDED = re.compile(
     r"(?:#queue-req: \d+|throughput \(token/s\): \d+\.\d+|\(per GPU\): -?(?:\d+\.\d+|nan|inf)"
@@ -26,7 +27,7 @@ PARTIAL_EVENT = re.compile(
 OPEN_PREFIX = re.compile(r"(?:^|\) |\| )\[\d{4}-[\d: -]*(?:[A-Z_]+\d+ ?)*[A-Z_]*$")
 
 
-@dataclass
+@dataclass(slots=True)
 class Event:
     """One `Decode batch` or `Prefill batch` and what follows it."""
 
@@ -44,12 +45,23 @@ class Event:
         return keys[-1] if keys else ""
 
 
+def find_flag(body: str) -> re.Match[str] | None:
+    """The first graph flag of a body."""
+    place = body.find(" graph: ")
+    while place >= 0:
+        found = GRAPH.search(body, max(0, place - FLAG_WORDS), place + 16)
+        if found:
+            return found
+        place = body.find(" graph: ", place + 1)
+    return None
+
+
 def find_events(lines: list[str]) -> list[Event]:
     """Every event of the log; prose that only mentions one is left out."""
     events = []
     last = max((n for n, line in enumerate(lines, 1) if line.strip()), default=0)
     for number, line in enumerate(lines, 1):
-        found = EVENT.search(line)
+        found = EVENT.search(line) if " batch" in line else None
         if found and _is_event(found, line, number == last):
             prefix, body = line[: found.start()], found["body"].strip()
             events.append(Event(number, found["kind"], found["mark"], prefix, body, bool(ENDED.search(line))))

@@ -9,6 +9,7 @@ from typing import Any
 from workbench.diagnose import (
     gpu_monitor,
     kineto,
+    large_text,
     nsys_sqlite,
     nsys_text,
     rules,
@@ -53,12 +54,17 @@ class Diagnosis:
         }
 
 
-def diagnose(paths: str | Path | Sequence[str | Path]) -> Diagnosis:
-    """Diagnose files, or the files directly inside folders. Raises FileNotFoundError for a missing path."""
+def diagnose(
+    paths: str | Path | Sequence[str | Path], progress: large_text.Progress | None = None
+) -> Diagnosis:
+    """Diagnose files, or the files directly inside folders. Raises FileNotFoundError for a missing path.
+
+    `progress(file, bytes done, bytes in all)` is called while a large log is read.
+    """
     files = list(expand([paths] if isinstance(paths, str | Path) else paths))
     if not files:
         raise ValueError("nothing to diagnose: give at least one log, trace or profiler summary")
-    readings = [reading for path in files for reading in read_file(path)]
+    readings = [reading for path in files for reading in read_file(path, progress)]
     for reading in readings:
         rules.apply(reading)
     return combine(readings)
@@ -77,8 +83,13 @@ def expand(paths: Iterable[str | Path]) -> Iterable[Path]:
             raise FileNotFoundError(f"no file {path}: give the path of a log, a trace or a profiler summary")
 
 
-def read_file(path: Path) -> list[Reading]:
+def read_file(path: Path, progress: large_text.Progress | None = None) -> list[Reading]:
     """What the file is, decided by its content; more than one reading when two engines wrote into it."""
+    if large_text.is_large_text(path):
+        found = large_text.read_engine_lines(path, progress)
+        engines = _read_engines(found[0]) if found else []
+        if found and engines:
+            return [_place(reading, path, found[1]) for reading in engines]
     raw, warnings = read_bytes(path)
     if raw.startswith(nsys_sqlite.MAGIC):
         readings = [nsys_sqlite.read(path)]
@@ -91,9 +102,13 @@ def read_file(path: Path) -> list[Reading]:
     for reading in readings:
         if reading.kind == UNRECOGNISED and not reading.warnings:
             reading.warnings.append(f"nothing recognised: {describe_content(raw)}")
-        reading.path = str(path)
-        reading.warnings = warnings + reading.warnings
+        _place(reading, path, warnings)
     return readings
+
+
+def _place(reading: Reading, path: Path, warnings: list[str]) -> Reading:
+    reading.path, reading.warnings = str(path), warnings + reading.warnings
+    return reading
 
 
 def _read_json(raw: bytes) -> list[Reading]:
@@ -119,6 +134,13 @@ def _read_json(raw: bytes) -> list[Reading]:
 def _read_text(text: str) -> list[Reading]:
     """The engines whose lines are in the text, else a profiler or monitor table, else unrecognised."""
     lines = split_lines(text)
+    found = _read_engines(lines, text)
+    found = found or [one for one in (nsys_text.read(lines), gpu_monitor.read(lines)) if one]
+    return found or [Reading(UNRECOGNISED)]
+
+
+def _read_engines(lines: list[str], text: str = "") -> list[Reading]:
+    """The engines whose lines these are; TensorRT-LLM's records go over lines and need the text."""
     engines = [found for found in (sglang.read(lines), vllm.read(lines), tensorrt_llm.read(text)) if found]
     engines = [one for one in engines if _has_evidence(one)] or engines[:1]
     if len(engines) > 1:
@@ -126,8 +148,7 @@ def _read_text(text: str) -> list[Reading]:
             "two_engines_in_one_file", "warning", "two engines wrote into this file: read separately"
         )
         engines[0].findings.append(finding)
-    found = engines or [one for one in (nsys_text.read(lines), gpu_monitor.read(lines)) if one]
-    return found or [Reading(UNRECOGNISED)]
+    return engines
 
 
 def _has_evidence(reading: Reading) -> bool:

@@ -49,6 +49,20 @@ TABLE_HEAD = re.compile(r"\|\s*Unpadded Tok")
 LAST_ROW = re.compile(r"\|\s*$")
 
 
+WORDS = (  # in lower case: at least one is in every line that a pattern here can match, tables apart
+    "avg prompt throughput", "mode: ", "capture sizes", "cudagraph", "cuda graph captur",
+    "cuda graph is", "capturing cuda", "specdecoding metrics",
+    "speculative metrics", "graph captur", "failed to capture", "enforce_eager", "torch.compile takes",
+    "kv cache size", "maximum concurrency for", "init engine (", "# gpu blocks:", "iteration(",
+    "unpadded tok",
+)  # fmt: skip
+
+
+def may_matter(low: str) -> bool:
+    """Whether a line, in lower case, can hold anything that is read here; cheap, and never wrongly False."""
+    return any(word in low for word in WORDS) or low.count("|") > 5
+
+
 @dataclass
 class Row:
     """One line of the graph metrics table."""
@@ -104,7 +118,8 @@ def read(lines: list[str]) -> Reading | None:
     facts, own = VllmFacts(), False
     for line in lines:
         own = own or bool(OWN.search(line))
-        _read_line(line, facts)
+        if may_matter(line.lower()):
+            _read_line(line, facts)
     _read_end(lines, facts)
     evidence = facts.stats or facts.windows or facts.cumulative or facts.rows or facts.table_heads
     startup = (
