@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from workbench.attention import cubin as elf
+
 KERNELS_DIR = Path(__file__).resolve().parents[2] / "kernels"
 ARCHS = ("sm_80", "sm_90a", "sm_100", "sm_120")
 OPTIONS = ("--std=c++17", "--ptxas-options=-v")
@@ -20,13 +22,7 @@ _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*
 _CONFIG = re.compile(r"^// config (\w+)(?: \(([^)]*)\))?: *(.*)$", re.MULTILINE)
 _SHARED = re.compile(r"-DSHARED_BYTES=(\d+)")
 _LOG_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
-_LOG_FIELDS = {
-    "registers": re.compile(r"Used (\d+) registers"),
-    "static_smem_bytes": re.compile(r"(\d+) bytes smem"),
-    "stack_bytes": re.compile(r"(\d+) bytes stack frame"),
-    "spill_store_bytes": re.compile(r"(\d+) bytes spill stores"),
-    "spill_load_bytes": re.compile(r"(\d+) bytes spill loads"),
-}
+_LOG_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 class CompileError(ValueError):
@@ -39,7 +35,10 @@ class CompilerMissingError(OSError):
 
 @dataclass(frozen=True)
 class Resource:
-    """What one compiled kernel uses, per thread (registers, stack, spills) or per block (shared memory)."""
+    """What one compiled kernel uses, per thread (registers, stack, spills) or per block (shared memory).
+
+    Spilled bytes are None where the compiler does not print them (NVRTC 13.0).
+    """
 
     source: str
     config: str
@@ -49,8 +48,8 @@ class Resource:
     static_smem_bytes: int
     dynamic_smem_bytes: int
     stack_bytes: int
-    spill_store_bytes: int
-    spill_load_bytes: int
+    spill_store_bytes: int | None
+    spill_load_bytes: int | None
 
     @property
     def smem_bytes(self) -> int:
@@ -59,13 +58,20 @@ class Resource:
 
     @property
     def spills(self) -> bool:
-        """Whether anything lives in local memory."""
+        """Whether anything lives in local memory; spilled registers need a stack frame, so 0 bytes is no."""
         return bool(self.stack_bytes or self.spill_store_bytes or self.spill_load_bytes)
+
+    @property
+    def spilled(self) -> str:
+        """Bytes stored and loaded; with a silent compiler what the stack frame tells."""
+        if self.spill_store_bytes is None or self.spill_load_bytes is None:
+            return f"unknown, stack frame {self.stack_bytes} bytes" if self.stack_bytes else "no stack frame"
+        return str(self.spill_store_bytes + self.spill_load_bytes)
 
 
 @dataclass(frozen=True)
 class Cubin:
-    """One compiled source; `log` is the compiler's resource report."""
+    """One compiled source; `log` is what the compiler printed, its resource report where it prints one."""
 
     path: Path
     log: str
@@ -187,33 +193,34 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
 
 
-def read_resources(log: str, source: str, config: str, flags: tuple[str, ...]) -> list[Resource]:
-    """One Resource for each kernel in a `ptxas -v` log. Raises ValueError for a log without any."""
-    parts = _LOG_ENTRY.split(log)[1:]  # kernel, arch, its lines, kernel, ...
+def read_resources(
+    binary: bytes, log: str, source: str, config: str, flags: tuple[str, ...], arch: str
+) -> list[Resource]:
+    """One Resource for each kernel of a cubin, by name; spilled bytes from `ptxas -v` lines of its log."""
     shared = _SHARED.search(" ".join(flags))
+    spills = read_spills(log)
     found = []
-    for kernel, arch, lines in zip(parts[::3], parts[1::3], parts[2::3]):
-        values = {name: _last_number(pattern, lines) for name, pattern in _LOG_FIELDS.items()}
+    for kernel, use in sorted(elf.read_kernels(binary, arch).items()):
         # by convention the kernel named like its file is the one that takes dynamic shared memory
         dynamic = int(shared[1]) if shared and kernel == Path(source).stem else 0
-        found.append(Resource(source, config, kernel, arch, dynamic_smem_bytes=dynamic, **values))
-    if not found:
-        raise ValueError(f"the compiler's log of {source} has no resource lines: expected `ptxas -v` output")
+        used = (use.registers, use.static_smem_bytes, dynamic, use.stack_bytes)
+        found.append(Resource(source, config, kernel, arch, *used, *spills.get(kernel, (None, None))))
     return found
 
 
-def _last_number(pattern: re.Pattern[str], lines: str) -> int:
-    """0 when the compiler does not mention it, as with kernels without shared memory."""
-    found = pattern.findall(lines)
-    return int(found[-1]) if found else 0
+def read_spills(log: str) -> dict[str, tuple[int, int]]:
+    """Kernel -> bytes of spill stores and loads, for those a `ptxas -v` log mentions."""
+    parts = _LOG_ENTRY.split(log)[1:]  # kernel, arch, its lines, kernel, ...
+    found = {kernel: _LOG_SPILLS.findall(lines) for kernel, lines in zip(parts[::3], parts[2::3])}
+    return {kernel: (int(rows[-1][0]), int(rows[-1][1])) for kernel, rows in found.items() if rows}
 
 
 def report(source: Path, arch: str) -> list[Resource]:
     """Resources of every kernel of a source in every configuration it lists."""
     found: list[Resource] = []
     for config, flags in configs(source, arch).items():
-        log = compile_cubin(source, flags, arch).log
-        found += read_resources(log, source.name, config, flags)
+        cubin = compile_cubin(source, flags, arch)
+        found += read_resources(cubin.path.read_bytes(), cubin.log, source.name, config, flags, arch)
     return found
 
 

@@ -19,7 +19,7 @@ def compile_all(archs: Sequence[str] = build.ARCHS) -> list[Resource]:
     """
     found = [one for source in build.sources() for arch in archs for one in build.report(source, arch)]
     print_table(found)
-    spilling = [f"{one.kernel} ({one.config}, {one.arch})" for one in found if one.spills]
+    spilling = [f"{one.kernel} ({one.config}, {one.arch}: {one.spilled})" for one in found if one.spills]
     if spilling:
         raise ValueError(
             f"kernels spill registers: {', '.join(spilling)}; fewer live values or a smaller tile"
@@ -49,7 +49,7 @@ def print_table(resources: list[Resource]) -> None:
 
 
 def _cell(one: Resource) -> str:
-    return f"{one.registers}/{one.smem_bytes / 1024:.1f}K/{one.spill_store_bytes + one.spill_load_bytes}"
+    return f"{one.registers}/{one.smem_bytes / 1024:.1f}K/{one.spilled}"
 
 
 def report_json(resources: list[Resource]) -> dict[str, Any]:
