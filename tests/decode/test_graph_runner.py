@@ -93,6 +93,19 @@ def test_a_tensor_that_got_other_memory_is_noticed_within_a_few_steps(pair):
     assert ["positions"] in looks
 
 
+def test_weights_that_were_replaced_are_noticed_within_a_few_steps(pair):
+    d = SpeculativeDecoder(*pair, max_batch=1, max_context=64, budget=6)
+    d.capture()
+    norm = pair[0].norm
+    before = norm.weight
+    norm.weight = torch.nn.Parameter(before.detach().clone(), requires_grad=False)
+    try:
+        looks = [d.runner.moved_buffers(Bucket(1, WIDTH)) for _ in range(ADDRESS_INTERVAL)]
+    finally:
+        norm.weight = before
+    assert ["target.norm.weight"] in looks
+
+
 def test_every_reason_has_a_condition():
     assert {reason for reason, _ in CONDITIONS} | {Reason.REPLAYED} == set(Reason)
 

@@ -74,7 +74,7 @@ def test_generated_steps_are_told_apart_and_every_lie_is_found(kinds, prefix, cl
         if flag is not None and flag != (kind != "eager")
     }
     assert {lie.step: lie.kind for lie in lies} == want
-    assert (describe(lies) == "the claims agree with the trace") == (not want)
+    assert (describe(lies) == "no claim contradicts the trace") == (not want)
 
 
 def test_a_step_record_counts_what_was_written():

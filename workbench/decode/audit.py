@@ -141,7 +141,7 @@ def _detail(record: StepRecord) -> str:
 def describe(lies: Sequence[Lie]) -> str:
     """One line: how many steps of which kind, and the first of them."""
     if not lies:
-        return "the claims agree with the trace"
+        return "no claim contradicts the trace"
     names: tuple[LieKind, ...] = ("says_replayed_but_did_not", "says_eager_but_did")
     kinds = {name: sum(lie.kind == name for lie in lies) for name in names}
     counts = ", ".join(f"{kind.replace('_', ' ')}: {n} steps" for kind, n in kinds.items() if n)

@@ -37,6 +37,7 @@ class Captured:
 
     graphs: dict[str, Graph]
     watched: list[Watched]
+    weights: list[Watched]  # looked at with the addresses only: there are many, and they seldom move
     outputs: dict[str, list[tuple[str, Any]]]  # per graph: what it leaves in the bucket's buffers
     seconds: float  # of the capture alone
     warmup_s: float  # before it: buffers, plans, compiling, one eager step
@@ -148,6 +149,7 @@ class GraphRunner:
         return Captured(
             graphs=graphs,
             watched=self._watch(b),
+            weights=self._watch_weights(),
             outputs={part: [(name, getattr(b, name)) for name in PART_OUTPUTS[part]] for part in graphs},
             seconds=done - warm,
             warmup_s=warm - begin,
@@ -174,14 +176,27 @@ class GraphRunner:
             if isinstance(value, torch.Tensor) and not (holder is b and name in OUTPUTS)
         ]
 
+    def _watch_weights(self) -> list[Watched]:
+        """Every parameter of both models; a graph goes on reading the ones it was captured with."""
+        models = {"target.": self.step.target, "drafter.": self.step.drafter}
+        return [
+            (module._parameters, name, f"{prefix}{path}.{name}", weight, weight.data_ptr())
+            for prefix, model in models.items()
+            if isinstance(model, torch.nn.Module)
+            for path, module in model.named_modules()
+            for name, weight in module._parameters.items()
+            if weight is not None
+        ]
+
     def moved_buffers(self, bucket: Bucket) -> list[str]:
-        """Names of static tensors that no longer lie where the graph expects them."""
+        """Names of static tensors and weights that no longer lie where the graph expects them."""
         if bucket not in self.captured:
             return []
         watched = self.captured[bucket].watched
         self.looks += 1
         if self.looks % ADDRESS_INTERVAL == 0:
-            return [label for holder, name, label, _, there in watched if holder[name].data_ptr() != there]
+            placed = [*watched, *self.captured[bucket].weights]
+            return [label for holder, name, label, _, there in placed if holder[name].data_ptr() != there]
         return [label for holder, name, label, tensor, _ in watched if holder[name] is not tensor]
 
     def sizes(self, width: int) -> list[int]:
