@@ -88,7 +88,8 @@ def test_diagnose_prints_the_verdict_first_and_json_on_request():
     path = str(SAMPLES / "04-sglang-eager-until-batch-drains.log")
     done = invoke("diagnose", path)
     assert done.exit_code == 0
-    assert done.output.startswith("partly replayed, partly eager: replayed 6 / eager 3 / unknown 1")
+    head = "partly replayed, partly eager on the 9 of 10 decode log lines that tell, 1 unknown"
+    assert done.output.startswith(f"{head}: replayed 6 / eager 3 / unknown 1")
     assert "cause, likely batch_above_captured" in done.output and "next:" in done.output
     document = json.loads(invoke("diagnose", path, "--json").stdout)
     assert document["schema_version"] == 1 and document["replay"]["state"] == "mixed"
