@@ -51,9 +51,9 @@ def test_opens_with_its_question(path: Path) -> None:
 def test_shows_the_answer_first(path: Path) -> None:
     code = [source(cell) for cell in cells(path, "code")]
     order = [
-        "".join(code).find(call) for call in ("notebook.run(", "notebook.show_findings(", "notebook.show(")
+        "".join(code).find(call) for call in ("notebook.run(", "notebook.show(", "notebook.show_findings(")
     ]
-    assert -1 not in order and order == sorted(order), "run, then findings, then the figure"
+    assert -1 not in order and order == sorted(order), "run, then the answer figure, then findings"
     assert "would refute" in " ".join(source(cell) for cell in cells(path, "markdown")).lower()
 
 
