@@ -37,11 +37,6 @@ class HardwareTarget:
         digits = "".join(c for c in self.arch if c.isdigit())
         return (int(digits[:-1]), int(digits[-1])) if digits else (0, 0)
 
-    @property
-    def balance_flops_per_byte(self) -> float:
-        """Arithmetic intensity above which a kernel is bound by the tensor cores."""
-        return self.tensor_tflops * 1e3 / self.dram_gbps
-
 
 def names() -> list[str]:
     """Every known target name."""

@@ -68,6 +68,8 @@ def test_greedy_check_allows_near_ties_only_outside_fp32() -> None:
     near = check_greedy([close], [plain], model, [[0]], "bf16", 0.1)
     assert near.passed and near.metrics["largest_gap"] == pytest.approx(0.01, abs=1e-4)
     assert not check_greedy([far], [plain], model, [[0]], "bf16", 0.1).passed
+    cut = Output([[1, 2]])  # an output that ends early is no identical one, whatever the gap
+    assert not check_greedy([cut], [plain], model, [[0]], "bf16", 100.0).passed
 
 
 def arm(shape: str, accept_length: float, step_us: float, rates: list[float], **factors: float) -> Row:

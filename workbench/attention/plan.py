@@ -1,7 +1,6 @@
 """A plan: the resolved variant, split count, tunables and workspaces of one bucket, reused by every step."""
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,7 +141,3 @@ def partial_sizes(
         "partial_out": ((shape.bs, nsplit, rows, shape.latent), dtype),
         "partial_lse": ((shape.bs, nsplit, rows), torch.float32),
     }
-
-
-def ceil_div(a: int, b: int) -> int:
-    return math.ceil(a / b) if b else 0

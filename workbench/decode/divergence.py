@@ -34,9 +34,16 @@ class Divergence:
 
 @torch.no_grad()
 def find_divergence(
-    target: Any, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]
+    target: Any,
+    prompt: Sequence[int],
+    first: Sequence[int],
+    second: Sequence[int],
+    bound: float | None = None,
 ) -> Divergence | None:
-    """None when two greedy outputs of `prompt` agree, else where they part and by what gap."""
+    """None when two greedy outputs of `prompt` agree, else where they part and by what gap.
+
+    `bound` takes the place of GAP_BOUND.
+    """
     for position in range(max(len(first), len(second))):
         pair = tuple(tokens[position] if position < len(tokens) else None for tokens in (first, second))
         if pair[0] != pair[1]:
@@ -47,4 +54,4 @@ def find_divergence(
     hidden = target.score(context)[0]
     top = target.head(hidden[0, -1:])[0].topk(2).values
     gap = float(top[0] - top[1])
-    return Divergence(position, (pair[0], pair[1]), gap, GAP_BOUND[target.dtype])
+    return Divergence(position, (pair[0], pair[1]), gap, GAP_BOUND[target.dtype] if bound is None else bound)

@@ -6,7 +6,6 @@ tensors. The step's Python does not run: a counter in it stands still, a rebound
 in place does. What differs from CUDA: the capture itself executes, so it is done on dummy rows.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -229,10 +228,3 @@ def make_backend(device: torch.device | str) -> GraphBackend:
 
         return CudaBackend()
     raise ValueError(f"device {kind!r} has no graphs: use mode='eager', or a cpu or cuda target")
-
-
-def time_capture(backend: GraphBackend, step: Callable[[], object], **options: Any) -> tuple[Graph, float]:
-    """Capture `step`; returns the graph and the seconds it took."""
-    start = time.perf_counter()
-    graph = backend.capture(step, **options)
-    return graph, time.perf_counter() - start

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from workbench.diagnose.nsys_sqlite import kernel_replay
@@ -114,8 +113,3 @@ def _replay(facts: KinetoFacts) -> Replay:
     return Replay(
         found.state, "operations" if facts.tape else "kernels", found.replayed, found.eager, found.unknown
     )
-
-
-def looks_like(path: Path, head: bytes) -> bool:
-    """Whether JSON text may be a Chrome trace."""
-    return b"traceEvents" in head or path.name.endswith((".trace.json", ".pt.trace.json"))

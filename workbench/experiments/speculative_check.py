@@ -31,18 +31,20 @@ def check_greedy(
     gap_bound: float,
 ) -> Check:
     """Token identity with plain greedy decode; outside fp32 a first divergence may be a near tie."""
-    gaps = []
-    for result, reference in zip(results, plain):
-        for prompt, ours, theirs in zip(prompts, result.tokens, reference.tokens):
-            at = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), None)
-            if at is not None:
-                gaps.append(top_gap(model, prompt + theirs[:at]))
-    outputs = len(results) * len(prompts)
-    metrics: dict[str, Scalar] = {"divergences": len(gaps), "largest_gap": max(gaps, default=0.0)}
-    if not gaps:
+    from workbench.decode.divergence import find_divergence
+
+    found = [
+        divergence
+        for result, reference in zip(results, plain, strict=True)
+        for prompt, ours, theirs in zip(prompts, result.tokens, reference.tokens, strict=True)
+        if (divergence := find_divergence(model, prompt, theirs, ours, gap_bound))
+    ]
+    outputs, largest = len(results) * len(prompts), max((d.gap for d in found), default=0.0)
+    metrics: dict[str, Scalar] = {"divergences": len(found), "largest_gap": largest}
+    if not found:
         return Check(True, f"{outputs} outputs identical to plain decode", metrics)
-    words = f"{len(gaps)} of {outputs} outputs diverge, at logit gaps of at most {max(gaps):.3g}"
-    return Check(dtype != "fp32" and max(gaps) < gap_bound, words, metrics)
+    words = f"{len(found)} of {outputs} outputs diverge, at logit gaps of at most {largest:.3g}"
+    return Check(dtype != "fp32" and all(d.is_rounding for d in found), words, metrics)
 
 
 def check_sampled(results: Sequence[Any], model: Any, prompts: list[list[int]], temperature: float) -> Check:
@@ -77,13 +79,3 @@ def next_log_probs(model: Any, prompt: list[int], tokens: list[int], temperature
         hidden = model.score(ids)[0][0, len(prompt) - 1 :]
         logits = model.head(hidden).double().cpu()
     return torch.log_softmax(logits / temperature, -1)
-
-
-def top_gap(model: Any, context: list[int]) -> float:
-    """The target's best logit minus its second best behind `context`."""
-    import torch
-
-    with torch.no_grad():
-        hidden = model.score(torch.tensor([context], device=model.device))[0][0, -1:]
-        best = model.head(hidden)[0].float().topk(2).values
-    return float(best[0] - best[1])

@@ -13,7 +13,7 @@ class BenchOptions:
     l2: timing.L2 = "cold"
     n: int = 20
     budget_s: float = 3.0  # per case, all variants together
-    utilisation: bool = False  # keep each variant busy for 0.15 s and read GPM
+    utilisation: bool = False  # keep each variant busy for half a second and read GPM
     timed: bool = True
     seed: int = 0
     experiment: str = "verify_variants"

@@ -283,10 +283,6 @@ class Bracket:
         plans = [p for p in self.plans if quantisation in (None, p.service.assumptions.quantisation)]
         return min(plans, key=lambda plan: abs(plan.pool_tokens - tokens))
 
-    def share_that_fit(self, context: int) -> float:
-        """Share of the combinations in which one request of `context` tokens fits."""
-        return sum(plan.longest_context >= context for plan in self.plans) / len(self.plans)
-
 
 def bracket(
     service: Service, *, quantisations: tuple[str, ...] = ("int4-g32", "mxfp4"), vision_bytes: int = 0

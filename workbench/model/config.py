@@ -118,11 +118,6 @@ class TargetConfig:
         return scale * self.yarn.score_scale if self.yarn else scale
 
     @property
-    def tap_size(self) -> int:
-        """Features per token handed to the drafter."""
-        return len(self.tap_layers) * self.hidden_size
-
-    @property
     def moe_layers(self) -> int:
         return self.num_layers - min(self.first_dense, self.num_layers)
 
@@ -255,11 +250,3 @@ class DrafterConfig:
     @property
     def kv_bytes_per_token(self) -> int:
         return self.num_layers * self.kv_heads * self.width * DTYPE_BYTES[self.dtype]
-
-
-def pick_tap_layers(num_layers: int, taps: int) -> tuple[int, ...]:
-    """The layers DFlash conditions on: one in the middle, or evenly spaced from 1 to num_layers - 3."""
-    if taps == 1:
-        return (num_layers // 2,)
-    last = num_layers - 3
-    return tuple(round(1 + i * (last - 1) / (taps - 1)) for i in range(taps))
