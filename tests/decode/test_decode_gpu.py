@@ -67,6 +67,7 @@ def test_a_host_tree_waits_for_the_draft_and_says_so(tiny, prompts):
 
 BREAKS = {
     "item": (lambda x: x.sum().item(), ".item()"),
+    "host data": (lambda x: x + torch.tensor([1.0, 2.0], device="cuda"), "torch.tensor"),
     "nonzero": (lambda x: x.nonzero(), "aten::nonzero"),
     "synchronize": (lambda x: torch.cuda.synchronize(), "the operation after"),
 }
@@ -88,21 +89,6 @@ def test_a_broken_capture_names_the_operation_and_leaves_the_process_usable(name
     with pytest.raises(CaptureError) as caught:
         make_backend("cuda").capture(lambda: (x.exp(), body(x)))
     assert operation in caught.value.operation
-    check_usable()
-
-
-def test_data_from_the_host_breaks_the_capture_by_name_or_is_replayed_right():
-    """Which of the two depends on how torch moves it: a copy from pageable memory breaks, others may not."""
-    x, out = torch.tensor([1.0, 2.0], device="cuda"), torch.full((2,), float("nan"), device="cuda")
-    try:
-        graph = make_backend("cuda").capture(lambda: out.copy_(x + torch.tensor([1.0, 2.0], device="cuda")))
-    except CaptureError as error:
-        assert error.operation.startswith(("aten::", "the operation after aten::")), error
-        assert str(error).startswith(f"capture broke at {error.operation} in ")
-    else:
-        x.fill_(4.0)
-        graph.replay()
-        assert out.tolist() == [5.0, 6.0]
     check_usable()
 
 

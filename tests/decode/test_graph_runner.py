@@ -199,9 +199,8 @@ def test_changing_an_input_between_replays_changes_the_output(decoder):
     """The replayed positions are read from the table, not remembered from capture."""
     b = decoder.runner.buffers[Bucket(1, WIDTH)]
     decision = decoder.runner.decide(StepBatch(bs=1, width=WIDTH, max_kv_len=10))
-    b.inputs.zero_()
-    b.req_index[0] = 1
-    b.out_slots[:] = torch.arange(20, 20 + WIDTH)
+    for index in range(2):
+        b.mail.write(index, [1], [list(range(20, 20 + WIDTH))], b.bs)
     logits = []
     for length in (3, 4):
         decoder.table.set_row(1, torch.arange(1, length + 1), 5, 9, 0.0)

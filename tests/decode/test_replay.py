@@ -79,7 +79,7 @@ def test_fresh_zeros_are_fresh_on_every_replay():
 def test_random_draws_are_new_and_follow_the_generator():
     generator = torch.Generator().manual_seed(3)
     noise = torch.empty(5)
-    tape = TapeBackend().capture(lambda: noise.uniform_(generator=generator), generators=[generator])
+    tape = TapeBackend().capture(lambda: noise.uniform_(generator=generator))
     generator.manual_seed(8)
     tape.replay()
     first = noise.clone()
@@ -135,7 +135,7 @@ BREAKS = {
     "masked_select": (lambda x: x.masked_select(x > 0), "aten::masked_select"),
     "unique": (lambda x: x.unique(), "aten::_unique2"),
     "repeat": (lambda x: torch.repeat_interleave(x, (x > 0).long()), "aten::repeat_interleave.Tensor"),
-    "host tensor": (lambda x: x + torch.tensor([1.0, 2.0]), "aten::lift_fresh"),
+    "host tensor": (lambda x: x + torch.tensor([1.0, 2.0]), "torch.tensor"),
     "cpu": (lambda x: x.cpu(), ".cpu()"),
     "equal": (lambda x: torch.equal(x, x), "aten::equal"),
 }

@@ -11,8 +11,9 @@ from workbench.decode import DecodeHooks
 from workbench.experiments import eager_vs_graph, step_bench
 from workbench.experiments.capture_bench import bench_capture
 from workbench.experiments.launch_paths import bench_launch_paths
-from workbench.experiments.step_bench import StepBench, StepCase, make_allocator
+from workbench.experiments.step_bench import StepBench
 from workbench.experiments.step_bytes import derive_reads
+from workbench.experiments.step_case import StepCase, make_allocator
 from workbench.experiments.step_parts import middle_half
 from workbench.measure.ledger import STAGES
 from workbench.model.presets import PRESETS
@@ -26,8 +27,8 @@ CPU = targets.load("cpu")
 @pytest.fixture(scope="module")
 def rows(pair):
     case = StepCase("small", 40, bs=2, budget=6, random_kv=True, accept_length=3.0)
-    bench = StepBench(case, CPU, pair, [[1] * 40] * 2, steps=5, rounds=2)
-    found = bench.run(lambda name: None)
+    bench = StepBench(case, CPU, [[1] * 40] * 2, steps=5, rounds=2)
+    found = bench.run(pair, lambda name: None)
     found += bench_capture(case, pair, CPU, [1, 2], lambda name: None)
     return found + bench_launch_paths(CPU, 5, samples=3)
 
@@ -104,8 +105,8 @@ def test_a_wrong_mode_gets_no_time(pair, monkeypatch):
         step_bench, "SpeculativeDecoder", lambda *args, **options: decoder(*args, hooks=Shifted(), **options)
     )
     case = StepCase("small", 20, budget=6, random_kv=True)
-    found = StepBench(case, CPU, pair, [[1] * 20], steps=4, rounds=1, modes=("step_graph",)).run(
-        lambda name: None
+    found = StepBench(case, CPU, [[1] * 20], steps=4, rounds=1, modes=("step_graph",)).run(
+        pair, lambda name: None
     )
     assert found[0].status is RowStatus.INCORRECT and found[0].timing is None
     assert "positions" in found[0].reason
@@ -116,7 +117,7 @@ def test_a_failing_mode_is_a_row_with_its_reason(pair, monkeypatch):
         raise RuntimeError(f"no {mode}")
 
     monkeypatch.setattr(StepBench, "_check", fails)
-    found = StepBench(StepCase("small", 20), CPU, pair, [[1] * 20], steps=4, rounds=1).run(lambda name: None)
+    found = StepBench(StepCase("small", 20), CPU, [[1] * 20], steps=4, rounds=1).run(pair, lambda name: None)
     assert [row.reason for row in found] == ["no eager", "no split_graph", "no step_graph"]
     assert all(row.status is RowStatus.RUNTIME_ERROR for row in found)
 
@@ -207,9 +208,9 @@ def test_warm_up_and_capture_are_two_numbers(rows):
 
 def test_a_row_without_a_time_has_no_times_among_its_metrics(pair, monkeypatch):
     case = StepCase("small", 20, budget=6, random_kv=True)
-    bench = StepBench(case, CPU, pair, [[1] * 20], steps=4, rounds=1, modes=("step_graph",))
+    bench = StepBench(case, CPU, [[1] * 20], steps=4, rounds=1, modes=("step_graph",))
     monkeypatch.setattr(bench, "_verdict", lambda mode: (RowStatus.INCORRECT, "said so"))
-    metrics = bench.run(lambda name: None)[0].metrics
+    metrics = bench.run(pair, lambda name: None)[0].metrics
     assert metrics["graph_launches_per_step"] == 1 and metrics["capture_s"] > 0
     assert not [name for name in metrics if name.endswith("_us")] and "idle_share" not in metrics
 

@@ -28,7 +28,7 @@ def run_step(clock, unmarked_us=0.0):
 
 def add(ledger, reading, **changes):
     facts = dict(step=0, bs=1, replayed=True, tokens=2, watch=HostWatch())
-    return ledger.add(reading, **(facts | changes))
+    return ledger.add(reading.read(), **(facts | changes))
 
 
 def test_segments_of_one_stage_are_summed_and_the_rest_is_shown(monkeypatch):

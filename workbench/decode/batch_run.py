@@ -101,7 +101,7 @@ class BatchRun:
         with torch.no_grad():
             if d.options.random_kv:
                 for pool in (d.pool, d.draft_pool):
-                    fill_with_noise(pool, slots, d.generator)
+                    fill_with_noise(pool, slots, d.noise.generator)
                 first = context[-1]
             else:
                 first = self._run_prefill(context, slots)
@@ -125,7 +125,7 @@ class BatchRun:
         s = self.d.step.settings
         if not s.sampled:
             return int(logits[0].argmax())
-        noise = torch.rand(1, generator=self.d.generator, device=self.d.device)
+        noise = torch.rand(1, generator=self.d.noise.generator, device=self.d.device)
         return int(draw_tokens(logits[:1], noise, temperature=self.temperature, top_k=s.top_k, top_p=s.top_p))
 
     def _launch(self) -> LaunchedStep | None:
@@ -158,7 +158,7 @@ class BatchRun:
     def _read(self, step: LaunchedStep) -> None:
         """Take over the results of one step: tokens, slots, statistics, log."""
         step.watch.resume()
-        result = step.pending.wait()
+        result, stamps_ns = step.pending.wait()
         step.watch.lap("wait")
         self.in_flight.remove(step)
         accept_lengths = []
@@ -169,7 +169,7 @@ class BatchRun:
                 self.discarded += 1
                 continue
             accept_lengths.append(self._take(request, step, row, result))
-        self._record(step, accept_lengths)
+        self._record(step, accept_lengths, stamps_ns)
 
     def _take(self, request: Request, step: LaunchedStep, row: int, result: Any) -> int:
         length = result.accept_length[row]
@@ -196,12 +196,12 @@ class BatchRun:
             self.on_tokens(request.index, tokens[:counted])
         return counted
 
-    def _record(self, step: LaunchedStep, accept_lengths: list[int]) -> None:
+    def _record(self, step: LaunchedStep, accept_lengths: list[int], stamps_ns: list[int]) -> None:
         claim, s = step.claim, self.scheduler
         if accept_lengths:
             self.log.add_step(accept_lengths, s.held_tokens, len(s.waiting), claim.replayed)
         self.ledger.add(
-            step.reading,
+            step.reading.read(stamps_ns),
             step=step.index,
             bs=len(step.requests),
             replayed=bool(claim.replayed),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from workbench.decode.transfer import Mailbox
 from workbench.tree.buffers import AcceptBuffers, TreeBuffers
 
 
@@ -17,6 +18,7 @@ class RequestTable:
     bonus: Tensor  # [rows] int64, the last emitted token, not in the pool yet
     remaining: Tensor  # [rows] int32, tokens the request may still emit
     temperature: Tensor  # [rows] fp32
+    turn: Tensor  # [1] int64, the half of every mailbox that the next step works on
 
     def __init__(self, rows: int, max_context: int, device: torch.device | str) -> None:
         self.req_to_token = torch.zeros(rows, max_context, dtype=torch.int32, device=device)
@@ -24,6 +26,7 @@ class RequestTable:
         self.bonus = torch.zeros(rows, dtype=torch.int64, device=device)
         self.remaining = torch.zeros(rows, dtype=torch.int32, device=device)
         self.temperature = torch.ones(rows, dtype=torch.float32, device=device)
+        self.turn = torch.zeros(1, dtype=torch.int64, device=device)
 
     @property
     def max_context(self) -> int:
@@ -46,7 +49,9 @@ class RequestTable:
 class StepBuffers:
     """Inputs, intermediate results and outputs of one bucket of `bs` requests of `width` rows each."""
 
-    def __init__(self, bs: int, width: int, max_accept: int, max_context: int, device: torch.device) -> None:
+    def __init__(
+        self, bs: int, width: int, max_accept: int, max_context: int, device: torch.device, stamps: int = 0
+    ) -> None:
         if width < 1 or max_accept < 1:
             raise ValueError(
                 f"width={width}, max_accept={max_accept}: both count the root and must be at least 1"
@@ -69,6 +74,7 @@ class StepBuffers:
         self.accept = AcceptBuffers(bs, max_accept, device)
         self.noise = torch.zeros(bs * width, dtype=torch.float32, device=device)
         self.result = torch.zeros(bs, 2 * max_accept + 3, dtype=torch.int64, device=device)
+        self.mail = Mailbox(len(self.inputs), self.result.numel() + stamps, device)
         self.flat_index = torch.arange(bs * max_context, device=device)
         self.host_tree: TreeBuffers | None = None  # of split_graph mode: written by the host, then sent up
         self.draft_logits: Tensor | None = None  # [bs, L, V], of the last step or of the graph
@@ -88,16 +94,19 @@ class StepBuffers:
         self.draft_logits = other.draft_logits
         _cut_tree(self.tree, other.tree, n)
 
-    def unpack(self, rows: list[list[int]]) -> "StepResult":
-        """Split a host copy of `result`, [bs][2 * max_accept + 3]."""
+    def unpack(self, flat: list[int]) -> "tuple[StepResult, list[int]]":
+        """Split what came down: `result` [bs][2 * max_accept + 3], then stamps of the device."""
         a = self.max_accept
-        return StepResult(
+        stride = 2 * a + 3
+        rows = [flat[at : at + stride] for at in range(0, self.bs * stride, stride)]
+        result = StepResult(
             tokens=[row[:a] for row in rows],
             node_index=[row[a : 2 * a] for row in rows],
             accept_length=[row[2 * a] for row in rows],
             num_nodes=[row[2 * a + 1] for row in rows],
             depth=[row[2 * a + 2] for row in rows],
         )
+        return result, flat[self.bs * stride :]
 
 
 def _cut_tree(narrow: TreeBuffers, wide: TreeBuffers, n: int) -> None:

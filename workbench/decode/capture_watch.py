@@ -19,6 +19,8 @@ HOST_READS = {
     "__contains__": "`in` on a tensor",
 }
 LEAVES_DEVICE = {"cpu": ".cpu()", "pin_memory": ".pin_memory()"}
+FROM_HOST_WHY = "a tensor is made from host data; make it before the capture"
+FROM_HOST = ("tensor", "as_tensor", "asarray", "from_numpy")
 
 
 class CaptureError(ValueError):
@@ -51,6 +53,8 @@ class HostReadWatch(TorchFunctionMode):
             raise CaptureError(
                 LEAVES_DEVICE[name], find_caller(), "the data would leave the device; copy it after the step"
             )
+        if name in FROM_HOST and tensor is None and not isinstance((*args, None)[0], (bool, int, float)):
+            raise CaptureError(f"torch.{name}", find_caller(), FROM_HOST_WHY)
         return func(*args, **(kwargs or {}))
 
 
@@ -60,7 +64,7 @@ def find_refusal(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     if torch.Tag.data_dependent_output in tags or name in ("aten::is_nonzero", "aten::allclose"):
         return "its result is a value on the host; keep it in a tensor"
     if name == "aten::lift_fresh" and args[0].dim() > 0:  # scalars travel as launch arguments, on CUDA too
-        return "a tensor is made from host data (torch.tensor); make it before the capture"
+        return FROM_HOST_WHY
     if name in ("aten::index.Tensor", "aten::index_put_", "aten::index_put"):
         return _mask_index_refusal(name, args)
     if name == "aten::repeat_interleave.Tensor":

@@ -1,7 +1,7 @@
 """Graphs on a GPU: torch.cuda.CUDAGraph with one shared pool, and a named reason when a capture breaks."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -58,17 +58,13 @@ class CudaBackend:
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
-    def capture(
-        self, step: Callable[[], object], pool: Any = None, generators: Sequence[torch.Generator] = ()
-    ) -> CudaGraph:
+    def capture(self, step: Callable[[], object], pool: Any = None) -> CudaGraph:
         """Record `step` without running it."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # else what the capture gives back hides what it takes
         before = torch.cuda.memory_reserved()
         graph, watch, pool = torch.cuda.CUDAGraph(), _Watch(), pool or self.new_pool()
         stream = torch.cuda.current_stream()
-        for generator in generators:
-            graph.register_generator_state(generator)
         try:
             with (
                 torch.no_grad(),

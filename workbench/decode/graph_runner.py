@@ -18,12 +18,11 @@ from workbench.decode.decision import Bucket, ForwardMode, Reason, ReplayDecisio
 from workbench.decode.hooks import DecodeHooks
 from workbench.decode.replay import Graph, GraphBackend
 from workbench.decode.step import DecodeStep, mark_trace
+from workbench.decode.watched import Watched, watch_buffers, watch_weights
 
 Mode = Literal["eager", "split_graph", "step_graph"]
 Progress = Callable[[Bucket, int, int], None]  # (captured bucket, done, of how many)
 MODES = ("eager", "split_graph", "step_graph")
-# (attributes of the object that holds it, its name there, its name for people, the tensor, its address)
-Watched = tuple[dict[str, Any], str, str, torch.Tensor, int]
 ADDRESS_INTERVAL = (
     16  # steps between looks at addresses; another tensor is noticed at once, a resized one then
 )
@@ -83,13 +82,16 @@ class GraphRunner:
     def parts(self) -> dict[str, Callable[[StepBuffers], None]]:
         """What is captured: name -> part of the step."""
         if self.mode == "split_graph":
-            return {"draft": self.step.draft_part, "verify": self.step.verify_part}
+            return {"draft": self.step.first_part, "verify": self.step.last_part}
         return {"step": self.step.run}
 
     def make_buffers(self, bucket: Bucket) -> StepBuffers:
         """The bucket's buffers and attention plans; the same ones for life."""
         if bucket not in self.buffers:
-            b = StepBuffers(bucket.bs, bucket.width, self.max_accept, self.max_context, self.device)
+            b = StepBuffers(
+                bucket.bs, bucket.width, self.max_accept, self.max_context, self.device,
+                stamps=self.step.clock.stamps,
+            )  # fmt: skip
             self.step.prepare_buffers(b)
             self.buffers[bucket] = b
             self.step.attends[bucket.bs, bucket.width] = self._plan(bucket)
@@ -138,18 +140,15 @@ class GraphRunner:
         assert self.backend is not None
         begin, before = time.perf_counter(), self.backend.reserved_bytes()
         b = self.make_buffers(bucket)
-        b.inputs.zero_()
+        b.mail.up_host.zero_()
         self._warm_up(b)
         warm = time.perf_counter()
-        graphs = {
-            name: self.backend.capture(partial(part, b), pool, [self.step.generator])
-            for name, part in self.parts.items()
-        }
+        graphs = {name: self.backend.capture(partial(part, b), pool) for name, part in self.parts.items()}
         done = time.perf_counter()
         return Captured(
             graphs=graphs,
-            watched=self._watch(b),
-            weights=self._watch_weights(),
+            watched=watch_buffers(self.step, b, ignored=OUTPUTS),
+            weights=watch_weights(self.step),
             outputs={part: [(name, getattr(b, name)) for name in PART_OUTPUTS[part]] for part in graphs},
             seconds=done - warm,
             warmup_s=warm - begin,
@@ -163,31 +162,6 @@ class GraphRunner:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _watch(self, b: StepBuffers) -> list[Watched]:
-        """Where each static tensor is kept, which it is and at which address it lies now."""
-        step = self.step
-        holders = {"": b, "tree.": b.tree, "accept.": b.accept, "table.": step.table, "pool.": step.pool}
-        if step.draft_pool is not None:
-            holders["draft_pool."] = step.draft_pool
-        return [
-            (vars(holder), name, prefix + name, value, value.data_ptr())
-            for prefix, holder in holders.items()
-            for name, value in vars(holder).items()
-            if isinstance(value, torch.Tensor) and not (holder is b and name in OUTPUTS)
-        ]
-
-    def _watch_weights(self) -> list[Watched]:
-        """Every parameter of both models; a graph goes on reading the ones it was captured with."""
-        models = {"target.": self.step.target, "drafter.": self.step.drafter}
-        return [
-            (module._parameters, name, f"{prefix}{path}.{name}", weight, weight.data_ptr())
-            for prefix, model in models.items()
-            if isinstance(model, torch.nn.Module)
-            for path, module in model.named_modules()
-            for name, weight in module._parameters.items()
-            if weight is not None
-        ]
-
     def moved_buffers(self, bucket: Bucket) -> list[str]:
         """Names of static tensors and weights that no longer lie where the graph expects them."""
         if bucket not in self.captured:
@@ -195,9 +169,8 @@ class GraphRunner:
         watched = self.captured[bucket].watched
         self.looks += 1
         if self.looks % ADDRESS_INTERVAL == 0:
-            placed = [*watched, *self.captured[bucket].weights]
-            return [label for holder, name, label, _, there in placed if holder[name].data_ptr() != there]
-        return [label for holder, name, label, tensor, _ in watched if holder[name] is not tensor]
+            return [name for one in [*watched, *self.captured[bucket].weights] for name in one.moved()]
+        return [name for one in watched for name in one.replaced()]
 
     def sizes(self, width: int) -> list[int]:
         """Captured batch sizes of this width, ascending."""
@@ -249,7 +222,7 @@ class GraphRunner:
         return True
 
     def _part(self, part: str) -> Callable[[StepBuffers], None]:
-        return {"step": self.step.run, "draft": self.step.draft_part, "verify": self.step.verify_part}[part]
+        return {"step": self.step.run, "draft": self.step.first_part, "verify": self.step.last_part}[part]
 
     def capture_report(self) -> list[dict[str, Any]]:
         """One entry per bucket: size, seconds of warm-up and capture, reserved bytes, nodes."""

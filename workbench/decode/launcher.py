@@ -47,16 +47,13 @@ class Launcher:
         d, index = self.d, len(self.claims)
         self.watch = watch
         batch = self._facts(requests)
-        d.clock.start()
         with mark_trace(f"decode_step#{index}"):
             if d.options.mode == "split_graph":
                 b, claim = self._run_split(batch, requests, slots, index)
             else:
                 b, claim = self._run_whole(batch, requests, slots, index)
-            with d.step.segment("result", b):
-                pending = d.transfer.download(b, index)
         reading = d.clock.stop()
-        pending.close()
+        pending = b.mail.close(b, index)
         d.hooks.after_step(index, b)
         for request in requests:
             request.in_flight += 1
@@ -87,11 +84,10 @@ class Launcher:
         slots: list[list[int]],
         index: int,
     ) -> StepBuffers:
-        """Buffers of the bucket, with this step's inputs on their way."""
+        """Buffers of the bucket, with this step's inputs in their mailbox."""
         d = self.d
         b = d.runner.make_buffers(decision.bucket or Bucket(batch.bs, batch.width))
-        with d.step.segment("upload", b):
-            d.transfer.upload(b, index, [r.row for r in requests], slots)
+        b.mail.write(index, [r.row for r in requests], slots, b.bs)
         d.hooks.before_step(index, b)
         self.watch.lap("schedule")
         return b
@@ -101,6 +97,7 @@ class Launcher:
     ) -> tuple[StepBuffers, StepClaim]:
         d = self.d
         decision = d.runner.choose(batch)
+        d.clock.start(in_graph=decision.replay)
         b = self._place(decision, batch, requests, slots, index)
         replayed = self._run_part("step", b, decision, index)
         self.watch.lap("launch")
@@ -122,6 +119,7 @@ class Launcher:
         """Draft graph, tree on the host, verify graph; each decides on its own."""
         d = self.d
         draft = d.runner.choose(replace(batch, mode="draft") if "draft" in d.runner.allowed_modes else batch)
+        d.clock.start()
         b = self._place(draft, batch, requests, slots, index)
         draft_replayed = d.runner.run("draft", b, draft)
         self.watch.lap("launch")

@@ -14,12 +14,12 @@ from workbench.decode.decision import Bucket
 from workbench.decode.graph_runner import GraphRunner, Progress
 from workbench.decode.hooks import DecodeHooks
 from workbench.decode.log import DecodeLog
+from workbench.decode.noise import NoiseSource
 from workbench.decode.options import DecodeOptions
 from workbench.decode.replay import make_backend
 from workbench.decode.result import DecodeResult
 from workbench.decode.scheduler import Request, Scheduler
 from workbench.decode.step import SEGMENT_STAGES, DecodeStep, StepSettings
-from workbench.decode.transfer import Transfer
 from workbench.kv.allocator import TokenKVAllocator
 from workbench.measure.stage_clock import CudaClock, HostClock, NoClock, StageClock
 
@@ -45,8 +45,7 @@ class SpeculativeDecoder:
         self.pool = target.make_pool(self.allocator.size)
         self.draft_pool = self.drafter.make_pool(self.allocator.size, o.max_batch) if self.drafter else None
         self.table = RequestTable(o.max_batch + 1, self.max_context, self.device)
-        self.transfer = Transfer(self.device)
-        self.generator = torch.Generator(self.device)
+        self.noise = NoiseSource(self.device)
         self.clock = make_clock(self.device) if o.ledger else NoClock()
         self._capture: tuple[float, float, float] | None = (
             None  # GB before, GB after, seconds: not logged yet
@@ -61,7 +60,7 @@ class SpeculativeDecoder:
         )
         return DecodeStep(
             self.target, self.drafter, self.pool, self.draft_pool, self.table, settings,
-            generator=self.generator, clock=self.clock, hooks=self.hooks,
+            noise=self.noise, clock=self.clock, hooks=self.hooks,
         )  # fmt: skip
 
     def _make_runner(self) -> GraphRunner:
@@ -116,7 +115,8 @@ class SpeculativeDecoder:
         if o.mode != "eager" and not self.runner.captured and self.runner.capture_error is None:
             self.capture()
         self._log_capture(log)
-        self.generator.manual_seed(self.seed)
+        self.noise.seed(self.seed)
+        self.table.turn.zero_()  # the steps of a decode count from 0
         scheduler = Scheduler(self.allocator, o.max_batch, self.width)
         scheduler.waiting.extend(requests)
         run = BatchRun(self, scheduler, temperature, log, on_tokens, max_steps)

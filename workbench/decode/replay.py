@@ -6,7 +6,7 @@ tensors. The step's Python does not run: a counter in it stands still, a rebound
 in place does. What differs from CUDA: the capture itself executes, so it is done on dummy rows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -42,9 +42,7 @@ class GraphBackend(Protocol):
         """A memory pool that several captures share."""
         ...
 
-    def capture(
-        self, step: Callable[[], object], pool: Any = None, generators: Sequence[torch.Generator] = ()
-    ) -> Graph:
+    def capture(self, step: Callable[[], object], pool: Any = None) -> Graph:
         """Record `step`. Raises CaptureError that names the operation; the process stays usable."""
         ...
 
@@ -189,10 +187,8 @@ class TapeBackend:
     def new_pool(self) -> None:
         return None
 
-    def capture(
-        self, step: Callable[[], object], pool: Any = None, generators: Sequence[torch.Generator] = ()
-    ) -> Tape:
-        """Run `step` once and record it. `pool` and `generators` are not needed here."""
+    def capture(self, step: Callable[[], object], pool: Any = None) -> Tape:
+        """Run `step` once and record it. `pool` is not needed here."""
         if _RECORDING:
             raise CaptureError(
                 "a capture", find_caller(), "another capture is being recorded; finish it first"

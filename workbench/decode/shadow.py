@@ -73,7 +73,7 @@ class _State:
     """What a step changes besides its buffers."""
 
     table: list[Tensor]
-    generator: Tensor
+    noise: tuple[Tensor, Tensor]
     rows: list[tuple[Tensor, Tensor]]  # (pool buffer, its rows at `slots`)
     slots: Tensor
     checksums: list[Tensor]
@@ -83,7 +83,7 @@ class _State:
         pools = [d.pool.buffer] + ([d.draft_pool.buffer] if d.draft_pool is not None else [])
         return cls(
             [t.clone() for t in d.table.tensors()],
-            d.generator.get_state(),
+            d.noise.snapshot(),
             [(pool, pool[:, slots].clone()) for pool in pools],
             slots,
             [checksum(pool, d.allocator.size + 1) for pool in pools],
@@ -92,7 +92,7 @@ class _State:
     def restore(self, d: SpeculativeDecoder) -> None:
         for tensor, saved in zip(d.table.tensors(), self.table):
             tensor.copy_(saved)
-        d.generator.set_state(self.generator)
+        d.noise.restore(self.noise)
         for pool, rows in self.rows:
             pool[:, self.slots] = rows
 
@@ -109,6 +109,8 @@ def run_with_shadow(
     d: SpeculativeDecoder, part: str, b: StepBuffers, decision: ReplayDecision, index: int
 ) -> tuple[bool, ShadowReport]:
     """Run `part` of step `index` as decided, recompute the whole step eagerly, compare, then go on."""
+    if part == "step":
+        d.step.receive(b)  # the step does it again: the inputs are wanted before it has run
     slots = b.out_slots.clone()
     live = int((b.req_index > 0).sum())
     with torch.no_grad():
@@ -136,7 +138,7 @@ def _recompute(d: SpeculativeDecoder, b: StepBuffers, live: int) -> _Recomputed:
     """A clean step on fresh buffers: no hooks, no clock, nothing shared with what was captured."""
     s = d.step
     clean = DecodeStep(
-        s.target, s.drafter, s.pool, s.draft_pool, s.table, s.settings, generator=d.generator
+        s.target, s.drafter, s.pool, s.draft_pool, s.table, s.settings, noise=d.noise
     )  # fmt: skip
     wide = StepBuffers(b.bs, d.width, b.max_accept, b.max_context, b.device)
     clean.prepare_buffers(wide)

@@ -1,8 +1,8 @@
 """One speculative step, from committed state to committed state: eager, in parts, or in one graph.
 
 Every operation is on static buffers of the device; the host neither reads nor decides anything in here.
-In order: read state, draft, tree, mask, verify, context, accept, commit. A commit moves no rows: accepted
-ones keep the slots they were written to, the step only enters them into the request's token table.
+In order: receive, read state, draft, tree, mask, verify, context, accept, commit, send. A commit moves no
+rows: accepted ones keep the slots they were written to, the step only enters them into the request's table.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,9 @@ from torch import Tensor
 from workbench.decode.buffers import RequestTable, StepBuffers
 from workbench.decode.chain import accept_chain, draft_chain, set_chain_geometry
 from workbench.decode.hooks import DecodeHooks
+from workbench.decode.noise import NoiseSource
 from workbench.decode.replay import is_recording, record_host_node
+from workbench.decode.transfer import receive_inputs, send_results
 from workbench.measure.stage_clock import NoClock, StageClock
 from workbench.model.batch import ForwardBatch
 from workbench.tree.accept import accept_greedy_batch
@@ -26,9 +28,9 @@ from workbench.tree.synthetic import AcceptanceLaw, accept_synthetic_batch
 Shape = Literal["none", "chain", "chain_tree", "tree"]
 SHAPES = ("none", "chain", "chain_tree", "tree")
 
-# (segment, stage of the ledger), in the order of the step; "upload" and "result" belong to the loop
+# (segment, stage of the ledger), in the order of the step; sending comes after the last mark
 SEGMENTS = (
-    ("upload", "other"),
+    ("receive", "other"),
     ("state", "other"),
     ("draft", "draft"),
     ("tree", "tree"),
@@ -37,7 +39,6 @@ SEGMENTS = (
     ("context", "draft"),
     ("accept", "accept"),
     ("commit", "commit"),
-    ("result", "other"),
 )
 SEGMENT_INDEX = {name: i for i, (name, _) in enumerate(SEGMENTS)}
 SEGMENT_STAGES = tuple(stage for _, stage in SEGMENTS)
@@ -72,12 +73,12 @@ class DecodeStep:
         table: RequestTable,
         settings: StepSettings,
         *,
-        generator: torch.Generator,
+        noise: NoiseSource,
         clock: StageClock | None = None,
         hooks: DecodeHooks | None = None,
     ) -> None:
         self.target, self.drafter, self.pool, self.draft_pool = target, drafter, pool, draft_pool
-        self.table, self.settings, self.generator = table, settings, generator
+        self.table, self.settings, self.noise = table, settings, noise
         self.clock, self.hooks = clock or NoClock(), hooks or DecodeHooks()
         self.attends: dict[tuple[int, int], tuple[Any, Any]] = {}  # (bs, width) -> (target's, drafter's)
 
@@ -86,10 +87,21 @@ class DecodeStep:
         return self.settings.shape != "none"
 
     def run(self, b: StepBuffers) -> None:
-        """The whole step."""
-        self.draft_part(b)
+        """The whole step, from the mailbox to the mailbox."""
+        self.first_part(b)
         self.tree_part(b)
+        self.last_part(b)
+
+    def first_part(self, b: StepBuffers) -> None:
+        """From the mailbox to draft logits."""
+        with self.segment("receive", b):
+            self.receive(b)
+        self.draft_part(b)
+
+    def last_part(self, b: StepBuffers) -> None:
+        """From the tree to the mailbox."""
         self.verify_part(b)
+        self.send(b)
 
     def draft_part(self, b: StepBuffers) -> None:
         """From committed state to draft logits."""
@@ -123,6 +135,10 @@ class DecodeStep:
         index = SEGMENT_INDEX[name]
         self.hooks.before_stage(SEGMENT_STAGES[index], b)
         return Segment(self.clock, index)
+
+    def receive(self, b: StepBuffers) -> None:
+        """This step's table rows and slots."""
+        receive_inputs(b.mail, self.table.turn, b.inputs)
 
     def read_state(self, b: StepBuffers) -> None:
         """Gather this batch's rows of the table; flatten their slots into kv_indices."""
@@ -194,7 +210,7 @@ class DecodeStep:
         s = self.settings
         wanted = self.target_tokens(b)
         if s.law is not None:
-            noise = b.noise.uniform_(generator=self.generator)[: b.bs]
+            noise = self.noise.fill(b.noise)[: b.bs]
             accept_synthetic_batch(b.tree, wanted, b.accept, law=s.law, noise=noise)
         elif s.shape == "chain":
             accept_chain(b.tree.token_ids, wanted, b.accept)
@@ -207,7 +223,7 @@ class DecodeStep:
         s = self.settings
         if not s.sampled:
             return b.logits.argmax(-1).view(b.bs, b.width)
-        b.noise.uniform_(generator=self.generator)
+        self.noise.fill(b.noise)
         temperature = b.temperature[:, None].expand(b.bs, b.width).reshape(-1, 1)
         drawn = draw_tokens(b.logits, b.noise, temperature=temperature, top_k=s.top_k, top_p=s.top_p)
         return drawn.view(b.bs, b.width)
@@ -231,6 +247,12 @@ class DecodeStep:
         b.result[:, 2 * a] = b.accept.accept_length
         b.result[:, 2 * a + 1] = b.tree.num_nodes
         b.result[:, 2 * a + 2] = b.tree.depths.amax(1)
+
+    def send(self, b: StepBuffers) -> None:
+        """Results and the clock's stamps, for the host."""
+        stamps = self.clock.device_stamps
+        results = b.result.view(-1)
+        send_results(b.mail, self.table.turn, results if stamps is None else torch.cat([results, stamps]))
 
     def prepare_buffers(self, b: StepBuffers) -> None:
         """What never changes in a bucket."""

@@ -1,70 +1,74 @@
-"""Between host and device without waiting: inputs go up in one copy, results come down one step behind."""
+"""Between host and device without waiting: a step finds its inputs in a mailbox and leaves its results there.
+
+Both ends are part of the step, so a graph holds them too and the host calls the device twice a step: to
+launch it and to mark its end. Each direction has two halves used in turn: the step in flight works on one
+while the host works on the other. A step copies both halves; the other one travels unused on the way up,
+unchanged on the way down.
+"""
 
 from array import array
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from workbench.decode.buffers import StepBuffers, StepResult
+if TYPE_CHECKING:
+    from workbench.decode.buffers import StepBuffers, StepResult
+
+
+class Mailbox:
+    """The tensors of a bucket, pinned on the host for a GPU: up [2, inputs], down [2, results], int64."""
+
+    def __init__(self, inputs: int, results: int, device: torch.device) -> None:
+        is_cuda = device.type == "cuda"
+        self.up_host = torch.zeros(2, inputs, dtype=torch.int64, pin_memory=is_cuda)
+        self.down_host = torch.zeros(2, results, dtype=torch.int64, pin_memory=is_cuda)
+        self.up = torch.zeros(2, inputs, dtype=torch.int64, device=device)
+        self.down = torch.zeros(2, results, dtype=torch.int64, device=device)
+        # plain views: the first call into torch or NumPy after a wait costs tens of microseconds
+        self._up_views = [memoryview(half.numpy()).cast("B").cast("q") for half in self.up_host]
+        self._down_views = [memoryview(half.numpy()) for half in self.down_host]
+        self._events = [torch.cuda.Event(), torch.cuda.Event()] if is_cuda else [None, None]
+
+    def write(self, index: int, rows: Sequence[int], slots: Sequence[Sequence[int]], bs: int) -> None:
+        """Inputs of step `index`: rows of the table [n], slots [n][width]; padding to `bs`: row 0, slot 0."""
+        view = self._up_views[index % 2]
+        padding = bs - len(rows)
+        flat = [*rows, *[0] * padding]
+        for row in slots:
+            flat += row
+        view[:] = array("q", flat + [0] * (len(view) - len(flat)))
+
+    def close(self, b: "StepBuffers", index: int) -> "Pending":
+        """Step `index` has been launched and nothing more of it will be."""
+        event = self._events[index % 2]
+        if event is not None:
+            event.record()
+        return Pending(b, self._down_views[index % 2], event)
 
 
 class Pending:
     """A step's results on their way to the host."""
 
-    def __init__(self, b: StepBuffers, host: memoryview, event: Any) -> None:
-        self._buffers, self._host, self._event = b, host, event
+    def __init__(self, b: "StepBuffers", view: memoryview, event: Any) -> None:
+        self._buffers, self._view, self._event = b, view, event
 
-    def close(self) -> None:
-        """Nothing more of this step will be queued."""
-        if self._event is not None:
-            self._event.record()
-
-    def wait(self) -> StepResult:
-        """Wait for this step only, then read."""
+    def wait(self) -> "tuple[StepResult, list[int]]":
+        """Wait for this step only, then read: (result, the clock's stamps of the device, in nanoseconds)."""
         if self._event is not None:
             self._event.synchronize()
-        return self._buffers.unpack(cast(list[list[int]], self._host.tolist()))
+        return self._buffers.unpack(self._view.tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A step's inputs and results on the host, pinned for a GPU."""
-
-    up: torch.Tensor  # [bs * (1 + width)]
-    up_view: memoryview  # plain views: the first call into torch or NumPy after a wait costs tens of us
-    down: torch.Tensor  # [bs, 2 * max_accept + 3]
-    down_view: memoryview
-    event: Any  # behind everything of the step; None on CPU
+def receive_inputs(mail: Mailbox, turn: Tensor, inputs: Tensor) -> None:
+    """Device side: inputs [n] from the half that `turn` [1] names."""
+    mail.up.copy_(mail.up_host, non_blocking=True)
+    torch.index_select(mail.up, 0, turn, out=inputs.view(1, -1))
 
 
-class Transfer:
-    """Staging buffers, two per bucket: a step's are reused two steps later, when it is long over."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._staging: dict[tuple[int, int, int], Staged] = {}
-
-    def _buffers_of(self, b: StepBuffers, index: int) -> "Staged":
-        key = (id(b), b.bs, index % 2)
-        if key not in self._staging:
-            up, down = torch.zeros_like(b.inputs, device="cpu"), torch.zeros_like(b.result, device="cpu")
-            event = None
-            if self.device.type == "cuda":
-                up, down, event = up.pin_memory(), down.pin_memory(), torch.cuda.Event()
-            up_view = memoryview(up.numpy()).cast("B").cast("q")
-            self._staging[key] = Staged(up, up_view, down, memoryview(down.numpy()), event)
-        return self._staging[key]
-
-    def upload(self, b: StepBuffers, index: int, rows: list[int], slots: list[list[int]]) -> None:
-        """Write table rows [n] and slots [n][width] of step `index`; padding is row 0 and slot 0."""
-        staged, padding = self._buffers_of(b, index), b.bs - len(rows)
-        flat = [*rows, *[0] * padding, *(slot for row in slots for slot in row), *[0] * (padding * b.width)]
-        staged.up_view[:] = array("q", flat)
-        b.inputs.copy_(staged.up, non_blocking=True)
-
-    def download(self, b: StepBuffers, index: int) -> Pending:
-        """Queue the copy of step `index`'s results behind the step; `close` what comes back."""
-        staged = self._buffers_of(b, index)
-        staged.down.copy_(b.result, non_blocking=True)
-        return Pending(b, staged.down_view, staged.event)
+def send_results(mail: Mailbox, turn: Tensor, results: Tensor) -> None:
+    """Device side: results [m] into the half that `turn` [1] names, then the turn passes to the other."""
+    mail.down.index_copy_(0, turn, results.view(1, -1))
+    mail.down_host.copy_(mail.down, non_blocking=True)
+    turn.bitwise_xor_(1)

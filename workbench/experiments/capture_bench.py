@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.decode.loop import SpeculativeDecoder
-from workbench.experiments.step_bench import NAME, StepCase
+from workbench.experiments.step_case import NAME, StepCase
 from workbench.rows import Origin, Row, RowStatus
 from workbench.targets import HardwareTarget
 

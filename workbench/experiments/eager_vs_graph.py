@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -11,6 +11,9 @@ from workbench import targets
 from workbench.experiments.step_findings import MODEL_TITLES, MODES, findings, groups, part_us
 from workbench.rows import Row
 from workbench.targets import HardwareTarget
+
+if TYPE_CHECKING:
+    from workbench.experiments.step_bench import StepBench
 
 __all__ = ["MODEL_TITLES", "MODES", "Params", "findings", "groups", "part_us", "run"]
 NAME = "eager_vs_graph"
@@ -84,28 +87,73 @@ def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
 def run_all(params: Params, step: Callable[[str], None]) -> list[Row]:
     from workbench.experiments.capture_bench import bench_capture
     from workbench.experiments.launch_paths import bench_launch_paths
-    from workbench.experiments.step_bench import StepBench, release_memory
-    from workbench.experiments.step_bytes import derive_reads
 
     target = targets.load(params.target)
     targets.require_hardware(target)
-    rows: list[Row] = []
-    for name in pick_models(params.models, target):
-        step(f"load {name}")
-        models = load_models(name, target, params.seed)
-        for context in pick_contexts(params.contexts, target):
-            case, prompts = make_case(name, context, params)
-            bench = StepBench(
-                case, target, models, prompts, steps=params.steps, rounds=params.rounds, seed=params.seed
-            )
-            rows += [*bench.run(step), *derive_reads(case, models, target)]
-        largest = params.capture_bs or (2 if target.backend == "cpu" else 8)
-        step(f"{name}: capture buckets 1..{largest}")
-        rows += bench_capture(case, models, target, range(1, largest + 1), step)
-        del models, bench
-        release_memory()
     step(f"{params.launches} launches of one small kernel")
-    return rows + bench_launch_paths(target, params.launches)
+    launch_rows = bench_launch_paths(target, params.launches)
+    names = pick_models(params.models, target)
+    largest = params.capture_bs or (2 if target.backend == "cpu" else 8)
+    benches: dict[str, list[StepBench]] = {}
+    captures: dict[str, list[Row]] = {}
+    with LoadedModels(target, params.seed, step) as loaded:
+        for name in names:
+            models = loaded.get(name)
+            benches[name] = make_benches(name, params, target)
+            for bench in benches[name]:
+                bench.time(models, step)
+            step(f"{name}: capture buckets 1..{largest}")
+            captures[name] = bench_capture(bench.case, models, target, range(1, largest + 1), step)
+            del models
+        found: dict[str, list[Row]] = {}
+        for name in reversed(names):  # a profiler last of all; the model loaded last is still there
+            found[name] = [
+                row for bench in benches[name] for row in trace_bench(bench, loaded.get(name), step)
+            ]
+    return [row for name in names for row in found[name] + captures[name]] + launch_rows
+
+
+def make_benches(name: str, params: Params, target: HardwareTarget) -> "list[StepBench]":
+    """One bench per context of this model."""
+    from workbench.experiments.step_bench import StepBench
+
+    cases = [make_case(name, context, params) for context in pick_contexts(params.contexts, target)]
+    return [
+        StepBench(case, target, prompts, steps=params.steps, rounds=params.rounds, seed=params.seed)
+        for case, prompts in cases
+    ]
+
+
+def trace_bench(bench: "StepBench", models: Any, step: Callable[[str], None]) -> list[Row]:
+    """The rows of a timed case."""
+    from workbench.experiments.step_bytes import derive_reads
+
+    return [*bench.trace(models, step), *derive_reads(bench.case, models, bench.target)]
+
+
+class LoadedModels:
+    """The pair in use, one at a time: a large one fills the device."""
+
+    def __init__(self, target: HardwareTarget, seed: int, step: Callable[[str], None]) -> None:
+        self.target, self.seed, self.step = target, seed, step
+        self.name, self.models = "", (None, None)
+
+    def __enter__(self) -> "LoadedModels":
+        return self
+
+    def get(self, name: str) -> tuple[Any, Any]:
+        """The pair called `name`, loaded unless it is the one in use; nobody may hold the one before."""
+        if name != self.name:
+            self.__exit__()
+            self.step(f"load {name}")
+            self.name, self.models = name, load_models(name, self.target, self.seed)
+        return self.models
+
+    def __exit__(self, *error: Any) -> None:
+        from workbench.experiments.step_case import release_memory
+
+        self.name, self.models = "", (None, None)
+        release_memory()
 
 
 def pick_models(text: str, target: HardwareTarget) -> list[str]:
@@ -172,7 +220,7 @@ def narrow_pair(seed: int, device: str) -> tuple[Any, Any]:
 
 def make_case(name: str, context: int, params: Params) -> tuple[Any, list[list[int]]]:
     """The case and its prompts: real text for a trained model, noise in the pool for an untrained one."""
-    from workbench.experiments.step_bench import StepCase
+    from workbench.experiments.step_case import StepCase
 
     is_trained = name == "tiny"
     case = StepCase(

@@ -1,11 +1,12 @@
 """The decode step at given contexts: eager, split graphs and one graph, correct first, then timed and traced.
 
 Steps are timed without a profiler, the three modes in alternating rounds; launches, gaps and busy share come
-from a separate traced run. At long contexts of an untrained model the pool holds noise instead of a prefill
-and acceptance follows a stated law: a step launches and moves the same, its tokens mean nothing.
+from a separate traced run, after everything that the process times: once torch.profiler has traced a GPU,
+every later graph launch pays for each node (measured: 38 us became 1,240 us). At long contexts of an
+untrained model the pool holds noise instead of a prefill and acceptance follows a stated law: a step launches
+and moves the same, its tokens mean nothing.
 """
 
-import gc
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from workbench.decode.loop import SpeculativeDecoder
 from workbench.decode.result import DecodeResult
 from workbench.decode.step import SEGMENT_STAGES
 from workbench.experiments.step_attention import time_attention
+from workbench.experiments.step_case import NAME, StepCase, make_allocator, release_memory
 from workbench.experiments.step_parts import typical_parts
 from workbench.experiments.step_trace import SKIPPED_STEPS, summarise_trace
 from workbench.measure import gpu_state, trace
@@ -28,35 +30,9 @@ from workbench.shapes import DTYPE_BYTES
 from workbench.targets import HardwareTarget
 from workbench.tree.synthetic import geometric
 
-NAME = "eager_vs_graph"
 MODES = ("eager", "split_graph", "step_graph")
 WATCHED_STEPS = 40  # of a utilisation window
 TRACED_STEPS = {"cpu": 2, "cuda": 8}
-
-
-@dataclass(frozen=True)
-class StepCase:
-    """One context length on one pair of models."""
-
-    model: str
-    context: int
-    bs: int = 1
-    budget: int = 16
-    shape: Any = "tree"
-    layout: str = "random"  # of the slots: random or contiguous
-    accept_length: float | None = None  # synthetic law's mean; None = the models' own acceptance
-    random_kv: bool = False
-
-    @property
-    def axes(self) -> dict[str, Any]:
-        return {
-            "model": self.model, "ctx": self.context, "bs": self.bs, "budget": self.budget,
-            "shape": self.shape, "layout": self.layout, "kv": "noise" if self.random_kv else "prefill",
-            "acceptance": "model" if self.accept_length is None else f"geometric {self.accept_length:g}",
-        }  # fmt: skip
-
-    def case_id(self, mode: str) -> str:
-        return f"{self.model}-ctx{self.context}-bs{self.bs}-b{self.budget}-{self.shape}-{mode}"
 
 
 @dataclass
@@ -65,45 +41,64 @@ class StepBench:
 
     case: StepCase
     target: HardwareTarget
-    models: tuple[Any, Any]
     prompts: Sequence[Sequence[int]]
     steps: int  # per round
     rounds: int
     modes: Sequence[str] = MODES
     variant: str = "auto"
     seed: int = 0
+    models: Any = None  # (target, drafter), held during a phase only
     decoders: dict[str, SpeculativeDecoder] = field(default_factory=dict)
     periods_us: dict[str, list[float]] = field(default_factory=dict)
     results: dict[str, list[DecodeResult]] = field(default_factory=dict)  # one per round
     shadows: dict[str, list[Any]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the timed decoder
     traced: dict[str, dict[str, Any]] = field(default_factory=dict)
     gpu: dict[str, GpuState | None] = field(default_factory=dict)
+    failed: list[Row] = field(default_factory=list)
+    attention: list[Row] = field(default_factory=list)
 
-    def run(self, step: Callable[[str], None]) -> list[Row]:
-        """One row per mode; a failing mode becomes a row with its reason."""
-        rows = []
+    def run(self, models: tuple[Any, Any], step: Callable[[str], None]) -> list[Row]:
+        """Both phases of a case that is alone in its process."""
+        self.time(models, step)
+        return self.trace(models, step)
+
+    def time(self, models: tuple[Any, Any], step: Callable[[str], None]) -> None:
+        """Check every mode, time them in turn; a failing mode becomes a row with its reason."""
+        self.models = models
         for mode in self.modes:
             step(f"{self.case.case_id(mode)}: build, capture, check")
             try:
                 self._check(mode)
             except (RuntimeError, ValueError) as error:
                 self.decoders.pop(mode, None)
-                rows.append(self._failed(mode, error))
+                self.failed.append(self._failed(mode, error))
         step(f"ctx {self.case.context}: {self.rounds} rounds of {self.steps} steps, modes alternating")
         for index in range(self.rounds):
             order = list(self.decoders)[:: 1 if index % 2 == 0 else -1]
             for mode in order:
                 self._time(mode)
-        attention = self._attention_rows()
+        self.attention = self._attention_rows()
         for mode in self.decoders:
-            step(f"ctx {self.case.context} {mode}: trace")
-            self.traced[mode] = self._trace(mode)
+            self.facts[mode] = self._facts(mode)
             self.gpu[mode] = self._watch_gpu(mode)
-            rows.append(self._row(mode))
-        rows += attention
         self.decoders.clear()
+        self.models = None
         release_memory()
-        return rows
+
+    def trace(self, models: tuple[Any, Any], step: Callable[[str], None]) -> list[Row]:
+        """Trace every timed mode in a decoder of its own; one row per mode, then attention's."""
+        self.models = models
+        rows = list(self.failed)
+        for mode in self.facts:
+            step(f"ctx {self.case.context} {mode}: trace")
+            self.decoders[mode] = self._make(mode)
+            self.traced[mode] = self._trace(mode)
+            rows.append(self._row(mode))
+            self.decoders.clear()
+            release_memory()
+        self.models = None
+        return rows + self.attention
 
     def _make(self, mode: Any) -> SpeculativeDecoder:
         case, limit = self.case, self._limit(max(self.steps, WATCHED_STEPS))
@@ -111,11 +106,15 @@ class StepBench:
         if case.accept_length is not None and case.shape != "none":
             law = geometric(case.accept_length, min(self.models[1].config.block_size - 1, case.budget))
         slots = case.context + limit + 128
-        return SpeculativeDecoder(
+        decoder = SpeculativeDecoder(
             *self.models, mode=mode, shape=case.shape, budget=case.budget, variant=self.variant,
             max_batch=case.bs, batch_sizes=[case.bs], max_context=slots, law=law, random_kv=case.random_kv,
             allocator=make_allocator(case.bs * slots, case.layout, self.seed), seed=self.seed,
         )  # fmt: skip
+        if mode != "eager":
+            decoder.use_sampling(0.0)
+            decoder.capture()
+        return decoder
 
     def _limit(self, steps: int) -> int:
         """Tokens that surely take `steps` steps and a few more."""
@@ -126,9 +125,6 @@ class StepBench:
         """Capture, then recompute one step eagerly and compare."""
         decoder = self._make(mode)
         decoder.shadow_steps = frozenset({2})
-        if mode != "eager":
-            decoder.use_sampling(0.0)
-            decoder.capture()
         result = decoder.generate(self.prompts, self._limit(0))
         decoder.shadow_steps = frozenset()
         if decoder.runner.capture_error is not None:
@@ -174,7 +170,7 @@ class StepBench:
         with gpu_state.GpuSampler() as sampler:
             utilisation, reason = gpu_state.read_utilisation(work)
         if reason:
-            self.traced[mode]["utilisation_reason"] = reason
+            self.facts[mode]["utilisation_reason"] = reason
         return sampler.state(utilisation)
 
     def _attention_rows(self) -> list[Row]:
@@ -237,10 +233,18 @@ class StepBench:
 
     def _metrics(self, mode: str, timing: Timing | None) -> dict[str, Any]:
         """Of every round's steps; a row without a time has none here either, only counts."""
-        results, config = self.results[mode], self.models[0].config
+        if timing is None:
+            counts = {name: n for name, n in self.traced[mode].items() if name.endswith("_per_step")}
+            return self.facts[mode] | counts
+        ledger = pool_ledgers(self.results[mode])
+        parts = typical_parts(ledger, self.periods_us[mode])
+        return {**self.facts[mode], **ledger.summary(), **parts, **self.traced[mode]}
+
+    def _facts(self, mode: str) -> dict[str, Any]:
+        """What is known of a timed mode besides its times."""
+        report, config = self.results[mode][-1], self.models[0].config
         captures = self.decoders[mode].runner.capture_report()
-        report = results[-1]
-        facts = {
+        return {
             "backend": report.replay.backend,
             "replay_share": report.replay.share,
             "accept_length": report.mean_accept_length,
@@ -253,12 +257,6 @@ class StepBench:
             "kv_bytes": self.case.bs * self.case.context * config.kv_bytes_per_token,
             "element_bytes": DTYPE_BYTES[config.dtype],
         }
-        if timing is None:
-            counts = {name: n for name, n in self.traced[mode].items() if name.endswith("_per_step")}
-            return facts | counts
-        ledger = pool_ledgers(results)
-        parts = typical_parts(ledger, self.periods_us[mode])
-        return {**facts, **ledger.summary(), **parts, **self.traced[mode]}
 
     def _attention_variant(self, mode: str) -> str:
         decoder = self.decoders[mode]
@@ -278,25 +276,3 @@ def pool_ledgers(results: Sequence[DecodeResult]) -> Ledger:
     """The steady steps of all rounds in one ledger; one-off work is that of the last round."""
     records = [record for result in results for record in result.ledger.records[SKIPPED_STEPS:]]
     return Ledger(SEGMENT_STAGES, records, results[-1].ledger.one_offs_us, every=0)
-
-
-def make_allocator(size: int, layout: str, seed: int) -> Any:
-    """An allocator whose free list is in order (contiguous) or shuffled (random)."""
-    from workbench.kv.allocator import TokenKVAllocator
-
-    allocator = TokenKVAllocator(size)
-    if layout == "contiguous":
-        return allocator
-    if layout != "random":
-        raise ValueError(f"layout={layout!r}: choose contiguous or random")
-    slots = allocator.alloc(size)
-    assert slots is not None
-    allocator.free(slots[torch.randperm(size, generator=torch.Generator().manual_seed(seed))])
-    return allocator
-
-
-def release_memory() -> None:
-    """Give pools and graphs back before the next case builds its own."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

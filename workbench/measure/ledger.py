@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from workbench.measure.stage_clock import Reading
+from workbench.measure.stage_clock import StepTimes
 
 STAGES = ("draft", "tree", "mask", "verify", "accept", "commit", "other")
 HOST_PARTS = ("schedule", "launch", "tree", "collect", "read")  # of a step's host time, in order
@@ -76,7 +76,7 @@ class Ledger:
 
     def add(
         self,
-        reading: Reading,
+        times: StepTimes,
         *,
         step: int,
         bs: int,
@@ -84,8 +84,8 @@ class Ledger:
         tokens: int,
         watch: HostWatch,
     ) -> StepRecord:
-        """Read one step's clock, end its watch, keep both; prints a summary every `every` steps."""
-        step_us, segments_us = reading.read()
+        """Keep what one step's clock read, end its watch; prints a summary every `every` steps."""
+        step_us, segments_us = times
         stages_us = dict.fromkeys(STAGES, 0.0)
         for stage, us in zip(self.segments, segments_us):
             stages_us[stage] += us

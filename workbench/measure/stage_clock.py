@@ -1,30 +1,35 @@
 """Clocks of a decode step: its own time, and the time of each of its segments.
 
-On CPU both use the host's clock. On CUDA the step's own clock is a pair of events on the stream. A stage that
-is launched kernel by kernel is a pair of events too; one inside a graph writes the device's timer from there
-(the next replay would overwrite events of a graph before the host, one step behind, has read them).
-Nothing here waits: what a step left behind is read after its results have arrived.
+On CPU both use the host's clock. On CUDA a segment that is launched kernel by kernel lies between two events;
+one inside a graph writes the device's timer from there (the next replay would overwrite events of a graph
+before the host, one step behind, has read them). These stamps travel with the step's results: a step that is
+one graph costs the host no call into the device for its clock.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+StepTimes = tuple[float, list[float]]  # (step_us, microseconds per segment)
 
 
 class Reading(Protocol):
     """What a clock left behind for one step; readable once the step's results are there."""
 
-    def read(self) -> tuple[float, list[float]]:
-        """(step_us, microseconds per segment)."""
+    def read(self, stamps_ns: Sequence[int] = ()) -> StepTimes:
+        """Times of the step. `stamps_ns` are the device's, from the step's results."""
         ...
 
 
 class StageClock(Protocol):
     """Marks the segments of a step."""
 
-    def start(self) -> None:
-        """The step begins."""
+    stamps: int  # numbers that the step sends along with its results
+    device_stamps: Any  # the tensor they are in; None without any
+
+    def start(self, in_graph: bool = False) -> None:
+        """The step begins; `in_graph` when all of it, marks included, is in one graph."""
         ...
 
     def mark(self, segment: int, is_end: bool) -> None:
@@ -41,14 +46,16 @@ class _Known:
     step_us: float
     segments_us: list[float]
 
-    def read(self) -> tuple[float, list[float]]:
+    def read(self, stamps_ns: Sequence[int] = ()) -> StepTimes:
         return self.step_us, self.segments_us
 
 
 class NoClock:
     """Times nothing: to measure what timing costs."""
 
-    def start(self) -> None:
+    stamps, device_stamps = 0, None
+
+    def start(self, in_graph: bool = False) -> None:
         return None
 
     def mark(self, segment: int, is_end: bool) -> None:
@@ -61,11 +68,13 @@ class NoClock:
 class HostClock:
     """The host's clock for a CPU step; a tape runs its marks as nodes."""
 
+    stamps, device_stamps = 0, None
+
     def __init__(self, segments: int) -> None:
         self.stamps_ns: list[int] = [0] * (2 * segments)
         self._start_ns = 0
 
-    def start(self) -> None:
+    def start(self, in_graph: bool = False) -> None:
         self.stamps_ns[:] = [0] * len(self.stamps_ns)
         self._start_ns = time.perf_counter_ns()
 
@@ -86,51 +95,56 @@ class CudaClock:
     def __init__(self, segments: int, stamp: Callable[[Any, int], None]) -> None:
         import torch
 
-        self._torch, self._stamp, self._segments = torch, stamp, segments
-        self.stamps_ns = torch.zeros(2 * segments, dtype=torch.int64, device="cuda")
-        self._copies = [torch.zeros(2 * segments, dtype=torch.int64).pin_memory() for _ in range(self.RING)]
-        self._views = [memoryview(copy.numpy()) for copy in self._copies]
-        self._events = [self._make_events(2 * segments + 2) for _ in range(self.RING)]
-        self._used: list[set[int]] = [set() for _ in range(self.RING)]
-        self._slot = 0
-        for index in range(2 * segments):  # compile the stamp now: a capture may not load modules
-            stamp(self.stamps_ns, index)
+        self._torch, self._stamp, self.stamps = torch, stamp, 2 * segments
+        self.device_stamps = torch.zeros(self.stamps, dtype=torch.int64, device="cuda")
+        self._rings = [self._make_events(self.stamps + 2) for _ in range(self.RING)]
+        self._slot, self._in_graph = 0, False
+        self._used: set[int] = set()  # marks of this step that are events
+        for index in range(self.stamps):  # compile the stamp now: a capture may not load modules
+            stamp(self.device_stamps, index)
 
     def _make_events(self, n: int) -> list[Any]:
         return [self._torch.cuda.Event(enable_timing=True) for _ in range(n)]
 
-    def start(self) -> None:
-        self._slot = (self._slot + 1) % self.RING
-        self._used[self._slot].clear()
-        self._events[self._slot][-2].record()
+    def start(self, in_graph: bool = False) -> None:
+        self._slot, self._in_graph, self._used = (self._slot + 1) % self.RING, in_graph, set()
+        if not in_graph:
+            self._rings[self._slot][-2].record()
 
     def mark(self, segment: int, is_end: bool) -> None:
         index = 2 * segment + is_end
         if self._torch.cuda.is_current_stream_capturing():
-            self._stamp(self.stamps_ns, index)
+            self._stamp(self.device_stamps, index)
         else:
-            self._events[self._slot][index].record()
-            self._used[self._slot].add(index)
+            self._rings[self._slot][index].record()
+            self._used.add(index)
 
     def stop(self) -> Reading:
-        self._copies[self._slot].copy_(self.stamps_ns, non_blocking=True)
-        self._events[self._slot][-1].record()
-        return _CudaReading(self._events[self._slot], set(self._used[self._slot]), self._views[self._slot])
+        events = self._rings[self._slot]
+        if not self._in_graph:
+            events[-1].record()
+        return _CudaReading(events, self._used, self._in_graph)
 
 
 @dataclass(frozen=True)
 class _CudaReading:
     events: list[Any]
     used: set[int]
-    stamps_ns: memoryview
+    in_graph: bool
 
-    def read(self) -> tuple[float, list[float]]:
-        self.events[-1].synchronize()  # recorded behind the step's results: already there when those are
-        stamps = self.stamps_ns.tolist()
+    def read(self, stamps_ns: Sequence[int] = ()) -> StepTimes:
         segments_us = []
-        for begin in range(0, len(stamps), 2):
+        for begin in range(0, len(stamps_ns), 2):
             if begin in self.used:
                 segments_us.append(self.events[begin].elapsed_time(self.events[begin + 1]) * 1e3)
             else:
-                segments_us.append(max(0, stamps[begin + 1] - stamps[begin]) / 1e3)
-        return self.events[-2].elapsed_time(self.events[-1]) * 1e3, segments_us
+                segments_us.append(max(0, stamps_ns[begin + 1] - stamps_ns[begin]) / 1e3)
+        return self._step_us(stamps_ns), segments_us
+
+    def _step_us(self, stamps_ns: Sequence[int]) -> float:
+        """From launch to the end; of one graph, from its first mark to its last."""
+        if not self.in_graph:
+            return self.events[-2].elapsed_time(self.events[-1]) * 1e3
+        if self.used:  # said to be one graph, and launched one by one
+            return self.events[0].elapsed_time(self.events[len(stamps_ns) - 1]) * 1e3
+        return (stamps_ns[-1] - stamps_ns[0]) / 1e3
