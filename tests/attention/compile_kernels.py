@@ -27,7 +27,7 @@ POINTERS = {
 }  # fmt: skip
 CONSTANTS = {
     "LATENT": 512, "ROPE": 64, "LATENT_P2": 512, "ROPE_P2": 64, "MASK": 1, "HAS_DRAFT_SLOTS": True,
-    "REQUESTS_P2": 8, "INTERPRETED": False, "SPLITS_P2": 64, "SPLITS_TILE": 32,
+    "REQUESTS_P2": 8, "INTERPRETED": False, "SPLITS_P2": 64, "AHEAD": 8,
 }  # fmt: skip
 
 
@@ -69,8 +69,12 @@ def main(variant: str, target_name: str, *overrides: str) -> None:
             "PDL": tune.get("pdl"), "PREFETCH_LINES": 16 if tune.get("prefetch") else 0,
             "KEEP_IN_LOOP": tune["block_m"] >= 64 and target.compute_capability[0] == 9,
         }  # fmt: skip
-        options = {"num_warps": tune["num_warps"], "num_stages": tune["num_stages"]}
         for kernel in launcher.KERNELS:
+            is_reduce = kernel.__name__ == "_reduce_kernel"
+            warps, stages = (
+                (tune["reduce_warps"], 3) if is_reduce else (tune["num_warps"], tune["num_stages"])
+            )
+            options = {"num_warps": warps, "num_stages": stages}
             print(
                 json.dumps({"rows": shape.rows} | compile_kernel(kernel, arch, constants, **options)),
                 flush=True,

@@ -89,7 +89,7 @@ def test_a_call_repeats_bitwise(variant: str) -> None:
         {"block_m": 32, "block_n": 16, "num_warps": 8, "num_stages": 3},
         {"partial_dtype": "fp32"},
         {"pdl": True},
-        {"reduce_columns": 512, "reduce_warps": 8},
+        {"reduce_columns": 512, "reduce_warps": 8, "reduce_ahead": 3},
     ],
     ids=str,
 )

@@ -99,7 +99,7 @@ _TABLE = (
     Variant("triton_split", "triton", "workbench.attention.triton_split", "split-KV, heads x nodes in a tile",
             min_arch=(8, 0),
             tunables=(*_TRITON_TUNABLES, "prefetch", "partial_dtype",
-                      "reduce_columns", "reduce_warps", "pdl")),
+                      "reduce_columns", "reduce_warps", "reduce_ahead", "pdl")),
     Variant("cuda_flash", "cuda", "workbench.attention.cuda_flash", "portable mma.sync kernel",
             min_arch=(8, 0), devices=frozenset({"cuda"}), dtypes=HALVES, widths=(512, 64),
             tunables=("block_m", "block_n", "num_stages", "min_blocks", "partial_dtype", "merge")),
