@@ -39,6 +39,7 @@ from workbench.shapes import DTYPE_BYTES, VerifyShape
 from workbench.targets import HardwareTarget
 
 INTERPRETED = triton.knobs.runtime.interpret
+MANY_ROWS = 1024  # of a batch: fewer keep the GPU busy with 128 columns a program, more do so with 256
 SHORT_TOKENS_PER_SM = 96  # measured: 64 short, 250 not
 _SHORT = {(16, 64): {"num_stages": 2}, (64, 64): {"block_n": 32}}  # by the (block_m, block_n) of sm_90
 
@@ -226,7 +227,7 @@ def default_tunables(shape: VerifyShape, target: HardwareTarget, batch_invariant
     return tile | {
         "prefetch": False,
         "partial_dtype": shape.dtype,
-        "reduce_columns": 256,
+        "reduce_columns": 128 if shape.bs * shape.rows < MANY_ROWS else 256,
         "reduce_warps": 1,
         "reduce_ahead": 1 if target.backend == "cpu" else 8,  # interpreted, nothing is in flight
         "pdl": False,

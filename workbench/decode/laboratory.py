@@ -13,6 +13,7 @@ from workbench.decode.hooks import DecodeHooks
 from workbench.decode.investigation import Evidence
 from workbench.decode.loop import SpeculativeDecoder
 from workbench.decode.result import DecodeResult
+from workbench.measure.profilers import record_trace
 
 
 @dataclass
@@ -72,14 +73,6 @@ class Laboratory:
 
     def trace(self, path: Path, decoder: SpeculativeDecoder, fault: Fault) -> list[StepClaim]:
         """Run a few steps under torch.profiler, write the trace, return what the runner claimed of them."""
-        import torch
-
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profiler:
-            result = self.generate(decoder, fault, max_steps=self.trace_steps)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-        profiler.export_chrome_trace(str(path))
-        return list(result.replay.claims)
+        traced: list[DecodeResult] = []
+        record_trace(path, lambda: traced.append(self.generate(decoder, fault, max_steps=self.trace_steps)))
+        return list(traced[0].replay.claims)

@@ -1,10 +1,9 @@
 """The decode step at given contexts: eager, split graphs and one graph, correct first, then timed and traced.
 
 Steps are timed without a profiler, the three modes in alternating rounds; launches, gaps and busy share come
-from a separate traced run, after everything that the process times: once torch.profiler has traced a GPU,
-every later graph launch pays for each node (measured: 38 us became 1,240 us). At long contexts of an
-untrained model the pool holds noise instead of a prefill and acceptance follows a stated law: a step launches
-and moves the same, its tokens mean nothing.
+from a separate traced run, after everything that the process times: a tracer that stays attached slows graph
+launches (see `record_trace`). At long contexts of an untrained model the pool holds noise instead of a
+prefill and acceptance follows a stated law: a step launches and moves the same, its tokens mean nothing.
 """
 
 import tempfile
@@ -24,6 +23,7 @@ from workbench.experiments.step_parts import typical_parts
 from workbench.experiments.step_trace import SKIPPED_STEPS, summarise_trace
 from workbench.measure import gpu_state, trace
 from workbench.measure.ledger import Ledger
+from workbench.measure.profilers import record_trace
 from workbench.measure.statistics import is_stable, quantile
 from workbench.rows import GpuState, Origin, Row, RowStatus, Timing
 from workbench.shapes import DTYPE_BYTES
@@ -144,18 +144,10 @@ class StepBench:
         return decoder.generate(self.prompts, self._limit(steps), max_steps=steps + SKIPPED_STEPS)
 
     def _trace(self, mode: str) -> dict[str, Any]:
-        from torch.profiler import ProfilerActivity, profile
-
-        activities = [ProfilerActivity.CPU]
-        if self.target.backend == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        steps = TRACED_STEPS[self.target.backend]
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
-            with profile(activities=activities) as profiler:
-                self._decode(mode, TRACED_STEPS[self.target.backend])
-                if self.target.backend == "cuda":
-                    torch.cuda.synchronize()
-            profiler.export_chrome_trace(str(path))
+            record_trace(path, lambda: self._decode(mode, steps))
             return summarise_trace(trace.load(path))
 
     def _watch_gpu(self, mode: str) -> GpuState | None:

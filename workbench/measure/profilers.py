@@ -1,8 +1,9 @@
-"""Profilers: notice one that would falsify a timing, and point one at a single launch."""
+"""Profilers: notice one that would falsify a timing, point one at a single launch, record a trace."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 ENVIRONMENT_MARKS = {
     "NSYS_PROFILING_SESSION_ID": "nsys",
@@ -64,3 +65,22 @@ def launch_once(name: str, call: Callable[[], object]) -> None:
         call()
         torch.cuda.synchronize()
     torch.cuda.profiler.stop()
+
+
+def record_trace(path: Path, work: Callable[[], object]) -> None:
+    """Run `work` under torch.profiler and write its Chrome trace to `path`.
+
+    A GPU tracer that stays attached makes every later graph launch of the process pay for each node (measured
+    with 2,500 nodes on an H200: 8 us before a trace, 530 us after), so it is asked to leave.
+    """
+    import torch
+
+    os.environ.setdefault("TEARDOWN_CUPTI", "1")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    profiler.export_chrome_trace(str(path))
