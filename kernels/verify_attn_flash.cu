@@ -74,6 +74,9 @@ constexpr bool kKeepsOwn = kRowGroups == 2;             // an owner's own partia
 constexpr int kSources = kKeepsOwn ? kKSplit - 1 : kKSplit;
 constexpr int kKSteps = kWidth / 16 / kKSplit;          // k16 steps of a warp
 constexpr bool kDeep = STAGES >= 3;                     // a tile lands one barrier early: two barriers a tile, not three
+// Copies stall in their queue: between the MMAs of the scores that time is not lost, and the two warps of a scheduler
+// take turns. With more stages, or where it costs registers (fused), they go in one piece.
+constexpr bool kCopiesBetween = !kDeep && !FUSED_MERGE;
 constexpr int kCopyRows = TOKENS / 32;                  // KV rows a thread copies a part of, per stage
 constexpr bool kQueriesFit = TOKENS >= M_TILE;            // all queries pass through one stage, in one trip to memory
 constexpr int kStageBytes = TOKENS * kRowBytes;
@@ -400,12 +403,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
                       : load_slot(kv_indices, kv_indices_64, span.kv_begin + position);
     }
   };
-  const auto copy_tile = [&](const int (&slot)[kCopyRows], unsigned stage) {
+  const auto copy_rows = [&](const int (&slot)[kCopyRows], unsigned stage, int i) {  // rows 32 i .. of a tile
     const int thread = reread_thread();
+    copy_row(stage + copy_offset(thread) + 32 * i * kRowBytes,
+             kv + int64(max(slot[i], 0)) * kv_stride + (thread & 7) * 8, slot[i] >= 0);
+  };
+  const auto copy_tile = [&](const int (&slot)[kCopyRows], unsigned stage) {
 #pragma unroll
-    for (int i = 0; i < kCopyRows; ++i)
-      copy_row(stage + copy_offset(thread) + 32 * i * kRowBytes,
-               kv + int64(max(slot[i], 0)) * kv_stride + (thread & 7) * 8, slot[i] >= 0);
+    for (int i = 0; i < kCopyRows; ++i) copy_rows(slot, stage, i);
   };
   // Rows [32 half, 32 half + 32) of the query tile go through a stage (from its row `at` on) into registers.
   const auto copy_queries = [&](int half, int stage, int at) {
@@ -492,16 +497,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
   for (int i = 0; i < kCopyRows; ++i) slot[i] = slots[STAGES - 1][i];
 #pragma unroll 1
   for (int first = begin; first < span.end; first += TOKENS) {
-    const auto copy_next = [&]() {  // into the stage of the tile before this one
+    const auto copy_part = [&](int i) {  // rows 32 i .. of the next tile, into the stage of the one before this
       if (first + (STAGES - 1) * TOKENS < span.end)
-        copy_tile(slot, stage == span.stages ? stage + (STAGES - 1) * kStageBytes : stage - kStageBytes);
+        copy_rows(slot, stage == span.stages ? stage + (STAGES - 1) * kStageBytes : stage - kStageBytes, i);
+    };
+    const auto end_copy = [&]() {
       commit_copies();
       fetch_slots(slot, first + STAGES * TOKENS, span);
+    };
+    const auto copy_next = [&]() {
+#pragma unroll
+      for (int i = 0; i < kCopyRows; ++i) copy_part(i);
+      end_copy();
     };
     if (!kDeep) {
       wait_copies<0>();
       __syncthreads();  // this tile has landed, and the stage of the last one is free
-      copy_next();
+      if (!kCopiesBetween) copy_next();
     }
 
     // ---- partial scores: this warp's quarter of the columns
@@ -524,6 +536,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
           mma(s[m][1], q_fragments[k][m], keys[2], keys[3]);
         }
       }
+      if (kCopiesBetween) {
+        constexpr int kLater = kRowGroups == 2 ? kWarpBlocks / 2 : 0;
+        if (row_group == 0 && b < kCopyRows) copy_part(b);
+        if (row_group == 1 && b >= kLater && b - kLater < kCopyRows) copy_part(b - kLater);
+      }
       const int block = token_group * kWarpBlocks + b;
 #pragma unroll
       for (int i = 0; i < 2 * kRowTiles; ++i) {  // fragment slot i: 8 rows
@@ -539,6 +556,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS) verify_attn_f
       }
     }
     }
+    if (kCopiesBetween) end_copy();
     __syncthreads();  // all partial scores are there, and nobody needs the rope columns any more
 
     const bool masked = first + TOKENS > min(span.end, span.prefix) || mask_layout == kFull;

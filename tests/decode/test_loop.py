@@ -112,8 +112,8 @@ def test_nothing_leaks_over_ten_thousand_steps(pair, make_prompts, monkeypatch):
     assert d.allocator.available_size() == 140
 
 
-def test_slots_are_reserved_ahead_in_a_large_pool_only(pair, make_prompts, oracle):
-    """The allocator's books are asked a few times per decode; a small pool keeps nothing back."""
+def test_slots_are_reserved_ahead_in_a_large_pool_and_hardly_in_a_small_one(pair, make_prompts, oracle):
+    """The allocator's books are asked a few times per decode; a small pool keeps little back."""
 
     class Counts(TokenKVAllocator):
         calls = 0
@@ -132,7 +132,7 @@ def test_slots_are_reserved_ahead_in_a_large_pool_only(pair, make_prompts, oracl
         result = d.generate(prompts, 50)
         assert result.tokens == [oracle(prompts[0], 50)] and d.allocator.available_size() == size
         calls[size] = d.allocator.calls / len(result.replay.claims)
-    assert calls[100_000] < 0.5 < 1 <= calls[120]
+    assert calls[100_000] < 0.5 < calls[120]
 
 
 def test_tokens_arrive_in_order_while_decoding(pair, make_prompts):

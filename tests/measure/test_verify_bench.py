@@ -260,6 +260,12 @@ def swept_row(nsplit: str, plan_nsplit: int, median_us: float, half_us: float = 
         # the intervals touch
         ([("1", 1, 100), ("2", 2, 101), ("auto", 2, 101.5)], True, "measured 1.5% faster, within the noise"),
         ([("1", 1, 100), ("2", 2, 129), ("auto", 2, 130)], False, "1 split would be 30.0% faster"),
+        # a count that the sweep does not have is the fastest of all
+        (
+            [("1", 1, 140), ("2", 2, 120), ("auto", 3, 100)],
+            True,
+            "every count of the sweep; 2 splits take 20.0%",
+        ),
     ],
 )
 def test_a_regret_is_one_only_above_the_noise(rows, is_noise, sentence):

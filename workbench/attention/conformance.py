@@ -13,7 +13,7 @@ from workbench.attention.cases import AttentionCase
 from workbench.attention.checks import make_call
 from workbench.attention.plan import DTYPES, VerifyPlan, make_plan
 from workbench.attention.variants import find
-from workbench.measure.correctness import Errors, compare, judge, lse_distance
+from workbench.measure.correctness import LSE_ERROR, Errors, compare, judge, lse_distance
 from workbench.shapes import VerifyShape
 
 
@@ -68,7 +68,10 @@ def check_case(variant: str, case: AttentionCase, device: str = "cpu", **options
     before = inputs.kv.clone()
     verify_attention(**inputs.arguments(), plan=plan, out=out, lse=lse, validate=True)
     changed = not torch.equal(before.view(torch.uint8), inputs.kv.contiguous().view(torch.uint8))
-    verdict = verdict_of(out, lse, *expected(inputs), case.dtype, has_lse=find(variant).gives_lse)
+    asked = find(variant)
+    verdict = verdict_of(
+        out, lse, *expected(inputs), case.dtype, has_lse=asked.gives_lse, lse_bar=asked.lse_bar
+    )
     return replace(verdict, reason="the call wrote into the pool") if changed else verdict
 
 
@@ -79,11 +82,12 @@ def verdict_of(
     ref_lse: torch.Tensor,
     dtype: str,
     has_lse: bool = True,
+    lse_bar: float = LSE_ERROR,
 ) -> Verdict:
     """Compare with the oracle; rows that see nothing, padding included, must be exactly 0 and -inf."""
     errors, lse_error = compare(out, ref_out), lse_distance(lse, ref_lse) if has_lse else 0.0
     empty = ref_lse == -torch.inf
-    reason = judge(errors, dtype, lse_error)
+    reason = judge(errors, dtype, lse_error, lse_bar)
     if reason is None and bool(out[empty].any()):
         reason = "a row that sees nothing has out != 0"
     return Verdict(errors, lse_error, reason)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from workbench import targets
+from workbench.measure.correctness import LSE_ERROR, PEER_LSE_ERROR
 from workbench.shapes import VerifyShape
 from workbench.targets import HardwareTarget
 
@@ -52,6 +53,11 @@ class Variant:
     capturable: bool = True
     gives_lse: bool = True  # False: lse comes back as NaN
     tunables: tuple[str, ...] = ()
+
+    @property
+    def lse_bar(self) -> float:
+        """Largest LSE error over max(1, |lse|) that passes."""
+        return PEER_LSE_ERROR if self.backend == "peer" else LSE_ERROR
 
     def load(self) -> Any:
         """The launcher; `module` may name an object in a module as package.module:object."""

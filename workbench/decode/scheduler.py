@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-AHEAD_STEPS, AHEAD_SHARE = 16, 64  # reserve for up to 16 steps at once, but no more than 1/64 of what is free
+# Reserve for up to 16 steps at once, but no more than a quarter of what is free.
+AHEAD_STEPS, AHEAD_SHARE = 16, 4
 
 
 @dataclass(eq=False)
@@ -105,7 +106,7 @@ class Scheduler:
         return [slots[at : at + width] for at in range(0, n, width)]
 
     def _refill(self, n: int) -> bool:
-        """Reserve for this step and, in a large pool, for a few more: the books cost the host per call."""
+        """Reserve for this step and, where there is room, a few more: the books cost the host per call."""
         self.flush()
         free = self.allocator.available_size()
         missing = n - len(self.reserved)

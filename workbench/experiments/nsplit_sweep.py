@@ -113,6 +113,9 @@ def _regret_findings(rows: list[Row]) -> Iterable[str]:
         )
         if one.is_same_plan:
             yield f"{text}, the fastest of the sweep{again}."
+        elif one.lead > 0:
+            lead = f"{_splits(wanted)} take {one.lead:.1%} longer"
+            yield f"{text}, faster than every count of the sweep; {lead}{again}."
         elif one.is_noise:
             yield f"{text}; {_splits(wanted)} measured {one.share:.1%} faster, within the noise{again}."
         else:

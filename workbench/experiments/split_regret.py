@@ -23,13 +23,19 @@ class Regret:
         return max(0.0, median_us(self.auto) / median_us(self.best) - 1)
 
     @property
+    def lead(self) -> float:
+        """What the best of the sweep takes longer than auto, as a share; not below 0."""
+        return max(0.0, median_us(self.best) / median_us(self.auto) - 1)
+
+    @property
     def is_same_plan(self) -> bool:
         return plan_of(self.auto) == plan_of(self.best)
 
     @property
     def is_noise(self) -> bool:
-        """True unless every measurement of auto's plan has a 95 % interval apart from the best plan's."""
-        return self.is_same_plan or not all(differ(row, self.best) for row in (self.auto, *self.twins))
+        """True unless auto is slower, and every measurement of its plan has a 95 % interval of its own."""
+        is_apart = all(differ(row, self.best) for row in (self.auto, *self.twins))
+        return self.is_same_plan or self.share == 0 or not is_apart
 
 
 def plan_of(row: Row) -> tuple[object, object]:

@@ -131,7 +131,7 @@ def check(candidate: Candidate, expected: "Expected") -> None:
     else:
         lse_abs = lse_distance(run.lse, expected[1])
         candidate.errors |= {"lse_error": lse_abs}
-    _set_status(candidate, judge(errors, candidate.case.dtype, lse_abs))
+    _set_status(candidate, judge(errors, candidate.case.dtype, lse_abs, candidate.variant.lse_bar))
 
 
 def recheck(candidate: Candidate) -> None:

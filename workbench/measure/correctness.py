@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 # Relative Frobenius error per dtype; the peers measure 1.6e-3 to 2.3e-3 in bf16.
 REL_FRO = {"bf16": 4e-3, "fp16": 1e-3, "fp32": 1e-5, "fp64": 1e-12}
 COS_DIFF = 5e-6  # FlashMLA's bar for 1 - cosine, the tightest in the field
-# LSE error over max(1, |lse|): scores are accumulated in fp32 whatever the inputs are (FlashMLA: 1.2e-4)
-LSE_ERROR = 1e-5
+# LSE error over max(1, |lse|): scores are accumulated in fp32 whatever the inputs are. Other projects set a
+# wider bar (FlashMLA's tests: 8.01 / 65536) and need it: FlashInfer's fa2 is at 1e-5 to 5e-5.
+LSE_ERROR, PEER_LSE_ERROR = 1e-5, 8.01 / 65536
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ def lse_distance(lse: "torch.Tensor", ref: "torch.Tensor") -> float:
     return float(difference.max()) if difference.numel() else 0.0
 
 
-def judge(errors: Errors, dtype: str, lse_error: float | None = None) -> str | None:
+def judge(
+    errors: Errors, dtype: str, lse_error: float | None = None, lse_bar: float = LSE_ERROR
+) -> str | None:
     """None when within the bars of `dtype`, else the reason with the value and the bar."""
     if not errors.finite:
         return "out holds NaN or infinite values"
@@ -66,6 +69,6 @@ def judge(errors: Errors, dtype: str, lse_error: float | None = None) -> str | N
         return f"rel_fro {errors.rel_fro:.2e} exceeds {REL_FRO[dtype]:.0e} for {dtype}"
     if errors.cos_diff > COS_DIFF:
         return f"cos_diff {errors.cos_diff:.2e} exceeds {COS_DIFF:.0e}"
-    if lse_error is not None and lse_error > LSE_ERROR:
-        return f"lse differs by {lse_error:.2e} of max(1, |lse|): expected at most {LSE_ERROR:.0e}"
+    if lse_error is not None and lse_error > lse_bar:
+        return f"lse differs by {lse_error:.2e} of max(1, |lse|): expected at most {lse_bar:.1e}"
     return None
