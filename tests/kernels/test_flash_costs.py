@@ -51,7 +51,7 @@ def test_auto_is_within_5_percent_of_the_best_measured(axes: tuple[int, ...]) ->
 def test_the_model_is_as_good_as_it_says() -> None:
     errors = [
         flash_costs.modelled_us(
-            bucket(*row["shape"]), H200.sm_count, row["block_m"], row["block_n"], row["nsplit"]
+            bucket(*row["shape"]), H200.sm_count, row["block_m"], row["block_n"], row["nsplit"], row["merge"]
         )
         / row["us"]
         - 1

@@ -57,7 +57,7 @@ def test_a_wrong_variant_ends_with_exit_code_1(monkeypatch):
 def test_bench_splits_compares_auto_with_the_sweep():
     done = invoke(
         "bench", "splits", "--target", "cpu", "--variants", "torch_split", "--shapes", CASE, "--counts=1,2",
-        "--samples", "3",
+        "--samples", "6",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "regret" in done.output

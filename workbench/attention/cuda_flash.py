@@ -113,7 +113,7 @@ def choose_nsplit(
     if batch_invariant:
         return INVARIANT_NSPLIT
     slots = target.sm_count * tunables["min_blocks"]
-    return flash_costs.best_nsplit(shape, slots, tunables["block_m"], tunables["block_n"])
+    return flash_costs.best_nsplit(shape, slots, tunables["block_m"], tunables["block_n"], tunables["merge"])
 
 
 def workspaces(

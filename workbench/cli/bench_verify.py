@@ -23,6 +23,9 @@ Target = Annotated[str, typer.Option(help="Hardware target; this machine's by de
 Shapes = Annotated[str, typer.Option(help="table, quick, random, cpu, or case names with commas between.")]
 Seed = Annotated[int, typer.Option(help="Seed of inputs, sampling order and random shapes.")]
 Samples = Annotated[int, typer.Option(help="Samples per variant and shape.", min=3)]
+SweepSamples = Annotated[
+    int, typer.Option(help="Samples per plan; fewer than 6 cannot tell a regret from noise.", min=6)
+]
 BudgetS = Annotated[float, typer.Option(help="Most seconds of sampling per shape.", min=0)]
 MaxS = Annotated[float, typer.Option(help="Most seconds in all; later shapes become SKIPPED rows.", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON lines instead of the table.")]
@@ -92,7 +95,7 @@ def splits(
     counts: Annotated[str, typer.Option(help="Split counts of the sweep, with commas between.")] = SWEEP,
     mode: Mode = "graph",
     l2: L2 = "cold",
-    samples: Samples = 12,
+    samples: SweepSamples = 12,
     budget_s: BudgetS = 1.0,
     max_s: MaxS = 300.0,
     seed: Seed = 0,

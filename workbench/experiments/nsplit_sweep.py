@@ -35,7 +35,9 @@ class Params(BaseModel):
     target: str = Field("cpu", description="hardware target, one of data/targets")
     seed: int = Field(0, description="seed of inputs and sampling order")
     max_nsplit: int = Field(64, ge=1, le=1024, description="the sweep goes 1, 2, 4, ... up to this")
-    samples: int = Field(12, ge=3, description="samples per split count")
+    samples: int = Field(
+        12, ge=6, description="samples per split count; fewer than 6 cannot tell a regret from noise"
+    )
     budget_s: float = Field(2.5, gt=0, description="most seconds of sampling per shape and variant")
 
 
