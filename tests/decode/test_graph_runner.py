@@ -208,3 +208,60 @@ def test_changing_an_input_between_replays_changes_the_output(decoder):
         assert b.positions.min() == length
         logits.append(b.logits.clone())
     assert not torch.equal(*logits)
+
+
+@pytest.mark.parametrize(
+    "name", ["inputs", "mail.up_host", "mail.down_host", "mail.up", "mail.down", "result"]
+)
+@pytest.mark.parametrize("mode", ["step_graph", "split_graph"])
+def test_whatever_is_replaced_the_step_is_eager_and_still_right(pair, make_prompts, oracle, name, mode):
+    class Replaces(DecodeHooks):
+        def after_step(self, index, buffers):
+            holder = buffers.mail if "." in name else buffers
+            attribute = name.rpartition(".")[2]
+            if index == 2:
+                setattr(holder, attribute, getattr(holder, attribute).clone())
+
+    prompts = make_prompts((5, 8, 3))
+    d = SpeculativeDecoder(*pair, mode=mode, max_batch=3, max_context=64, hooks=Replaces(), lag=0)
+    result = d.generate(prompts, 16)
+    assert Reason.BUFFER_MOVED in {claim.reason for claim in result.replay.claims}
+    assert result.tokens == [oracle(p, 16) for p in prompts]
+
+
+def test_parts_of_a_split_step_may_decide_differently(pair, make_prompts, oracle):
+    """An eager draft at its own size beside a padded verify graph, and the other way round."""
+
+    class Alternates(DecodeHooks):
+        seen = 0
+
+        def see_batch(self, batch):
+            self.seen += 1
+            return replace(batch, rank_agrees=self.seen % 3 != 0)
+
+    prompts = make_prompts((5, 8, 3))
+    d = SpeculativeDecoder(
+        *pair, mode="split_graph", max_batch=4, max_context=64, batch_sizes=[1, 2, 4], hooks=Alternates()
+    )
+    result = d.generate(prompts, 16)
+    assert result.tokens == [oracle(p, 16) for p in prompts]
+    kinds = {(claim.draft_replayed, claim.replayed) for claim in result.replay.claims}
+    assert {(True, False), (False, True)} <= kinds
+
+
+def test_a_good_capture_after_a_failed_one_is_used(pair, make_prompts, oracle):
+    class ReadsOnce(DecodeHooks):
+        reads = True
+
+        def before_stage(self, stage, buffers):
+            if stage == "mask" and self.reads:
+                buffers.tree.num_nodes.sum().item()
+
+    hooks = ReadsOnce()
+    d, prompts = SpeculativeDecoder(*pair, max_batch=1, max_context=64, hooks=hooks), make_prompts((5,))
+    d.capture()
+    assert d.runner.capture_error is not None
+    hooks.reads = False
+    d.capture()
+    result = d.generate(prompts, 12)
+    assert result.replay.share == 1.0 and result.tokens == [oracle(prompts[0], 12)]

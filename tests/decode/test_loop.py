@@ -273,3 +273,49 @@ def test_synthetic_acceptance_follows_its_law(pair, make_prompts, mode, shape):
     deviation = np.std([r for lengths in result.accept_lengths for r in lengths])
     assert abs(stats.mean_length - law.mean_accept_length) < 3 * deviation / stats.passes**0.5
     assert np.allclose(stats.per_position(), law.survival, atol=0.06)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("calls", [1, 3, 6])
+def test_an_error_while_results_are_read_gives_every_slot_back(pair, make_prompts, oracle, mode, calls):
+    seen = []
+
+    def fails(index, tokens):
+        seen.append(index)
+        if len(seen) == len(LENGTHS) + calls:
+            raise KeyError("the caller's own")
+
+    d = decoder(pair, mode=mode)
+    prompts = make_prompts(LENGTHS)
+    with pytest.raises(KeyError):
+        d.generate(prompts, 20, on_tokens=fails)
+    assert d.allocator.available_size() == d.allocator.size
+    assert d.generate(prompts, 9).tokens == [oracle(p, 9) for p in prompts]
+
+
+@pytest.mark.parametrize("again", ["generate", "capture"])
+def test_a_decoder_at_work_refuses_other_work(pair, make_prompts, oracle, again):
+    d, prompts = decoder(pair), make_prompts((5,))
+    more = {"generate": lambda: d.generate(prompts, 4), "capture": d.capture}[again]
+    with pytest.raises(RuntimeError, match="a decode is running"):
+        d.generate(prompts, 8, on_tokens=lambda index, tokens: more())
+    assert d.generate(prompts, 8).tokens == [oracle(prompts[0], 8)]
+
+
+def test_a_capture_holds_the_sampling_it_was_made_with(pair, make_prompts, oracle):
+    d, prompts = decoder(pair, max_batch=1), make_prompts((5,))
+    d.capture()
+    d.use_sampling(0.9)
+    d.capture()
+    greedy = d.generate(prompts, 12)
+    assert greedy.tokens == [oracle(prompts[0], 12)]
+    assert set(greedy.replay.counts) == {Reason.SAMPLING_NOT_CAPTURED}
+    assert d.generate(prompts, 12, temperature=0.9).replay.share == 1.0
+
+
+def test_checked_steps_are_in_no_time(pair, make_prompts):
+    d = decoder(pair, max_batch=1, shadow_steps=(3, 6))
+    ledger = d.generate(make_prompts((5,)), 40).ledger
+    assert [r.step for r in ledger.records if r.is_checked] == [3, 6]
+    assert ledger.summary()["steps"] == len(ledger.records) - 2
+    assert len(ledger.periods_us(0)) < len(ledger.records) - 4

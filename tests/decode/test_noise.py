@@ -62,3 +62,12 @@ def test_the_kernel_counts_on_from_what_was_drawn() -> None:
     for i, part in enumerate(parts):
         kernel.fill_noise(part, torch.tensor([7, 100 * i]))
     assert torch.equal(whole, parts.flatten()) and whole.unique().numel() == 200
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, 2**63, 2**64 - 1])
+def test_the_steps_own_key_is_not_the_generators(seed: int) -> None:
+    """Philox with one key and one counter would give the first token and the first step the same numbers."""
+    source = NoiseSource(torch.device("cpu"))
+    source.seed(seed)
+    key, drawn = source.state.tolist()
+    assert drawn == 0 and key != seed and abs(key - seed) > 2**32

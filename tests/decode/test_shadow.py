@@ -205,3 +205,33 @@ def test_worth_is_judged_node_by_node(seed):
     unused = set(range(24)) - set(best.token_ids[0].tolist())
     twin.token_ids[0, 8] = min(unused, key=lambda t: logits[0, twin.depths[0, 8] - 1, t].item())
     assert differing_parts(twin, best, logits, 1) == ["tree.token_ids"]
+
+
+@pytest.mark.parametrize("mode", ["eager", "split_graph", "step_graph"])
+@pytest.mark.parametrize(
+    ("break_it", "named"),
+    [
+        (lambda d, b: d.table.turn.bitwise_xor_(1), "as the host wrote"),
+        (lambda d, b: setattr(b.mail, "up_host", torch.zeros_like(b.mail.up_host)), "as the host wrote"),
+        (lambda d, b: setattr(b.mail, "down", torch.zeros_like(b.mail.down)), ""),
+    ],
+)
+def test_a_mailbox_out_of_step_is_named(pair, make_prompts, mode, break_it, named):
+    class Breaks(DecodeHooks):
+        decoder = None
+
+        def before_step(self, index, buffers):
+            if index == 3:
+                break_it(self.decoder, buffers)
+
+    hooks = Breaks()
+    d = SpeculativeDecoder(
+        *pair, mode=mode, max_batch=1, max_context=128, budget=6, hooks=hooks, shadow_steps=range(8), lag=0
+    )
+    hooks.decoder = d
+    shadow = d.generate(make_prompts((5,)), 12).shadow
+    [at_fault] = [report for report in shadow if report.step == 3]
+    if named:
+        assert not at_fault.is_ok and named in at_fault.sentence()
+    else:
+        assert all(report.is_ok for report in shadow)  # a fresh, unwatched copy in between is harmless

@@ -1,8 +1,8 @@
 """The audit: what a profiler trace shows of each decode step, and where the runner's claims differ from it.
 
 It reads the trace only. A step's verify pass was eager when operations or kernels were launched inside its
-verify stage; it was replayed when a graph was launched and nothing there. Uploads and downloads around the
-graph belong to no stage of the models and decide nothing.
+verify stage; it was replayed when a graph was launched and nothing there. What is launched around it belongs
+to no stage of the models and decides nothing.
 """
 
 from collections.abc import Iterable, Sequence

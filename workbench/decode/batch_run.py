@@ -160,20 +160,21 @@ class BatchRun:
         step.watch.resume()
         result, stamps_ns = step.pending.wait()
         step.watch.lap("wait")
-        self.in_flight.remove(step)
         accept_lengths = []
         for row, request in enumerate(step.requests):
+            slots, step.slots[row] = step.slots[row], []  # what is left belongs to the step if this fails
             request.in_flight -= 1
             if request.is_done:
-                self.scheduler.free(step.slots[row])
+                self.scheduler.free(slots)
                 self.discarded += 1
                 continue
-            accept_lengths.append(self._take(request, step, row, result))
+            accept_lengths.append(self._take(request, step, row, slots, result))
+        self.in_flight.remove(step)
         self._record(step, accept_lengths, stamps_ns)
 
-    def _take(self, request: Request, step: LaunchedStep, row: int, result: Any) -> int:
+    def _take(self, request: Request, step: LaunchedStep, row: int, slots: list[int], result: Any) -> int:
         length = result.accept_length[row]
-        self.scheduler.commit(request, step.slots[row], result.node_index[row][:length])
+        self.scheduler.commit(request, slots, result.node_index[row][:length])
         self.acceptance.add(length, result.depth[row])
         tokens = self.d.hooks.accept_tokens(request.index, result.tokens[row][:length])
         counted = self._emit(request, tokens)
@@ -207,6 +208,7 @@ class BatchRun:
             replayed=bool(claim.replayed),
             tokens=sum(accept_lengths),
             watch=step.watch,
+            is_checked=step.index in self.d.shadow_steps,
         )
 
     def live_slots(self) -> set[int]:

@@ -59,8 +59,6 @@ class StepBuffers:
         self.bs, self.width, self.max_accept, self.max_context = bs, width, max_accept, max_context
         self.device = device
         self.inputs = torch.zeros(bs * (1 + width), dtype=torch.int64, device=device)
-        self.req_index = self.inputs[:bs]  # [bs] rows of the table, 0 = padding
-        self.out_slots = self.inputs[bs:]  # [bs * width], reserved by the host a step ahead
         self.qo_indptr = torch.arange(0, bs * width + 1, width, dtype=torch.int32, device=device)
         self.kv_len = torch.zeros(bs, dtype=torch.int64, device=device)
         self.bonus = torch.zeros(bs, dtype=torch.int64, device=device)
@@ -81,16 +79,30 @@ class StepBuffers:
         self.logits: Tensor | None = None  # [bs * width, V] fp32
         self.taps: Tensor | None = None  # [bs * width, F]
 
+    @property
+    def req_index(self) -> Tensor:
+        """[bs] rows of the table, 0 = padding; a view of whatever `inputs` is now."""
+        return self.inputs[: self.bs]
+
+    @property
+    def out_slots(self) -> Tensor:
+        """[bs * width], reserved by the host a step ahead."""
+        return self.inputs[self.bs :]
+
     def adopt(self, other: "StepBuffers") -> None:
-        """Take over inputs and tree of a wider bucket of the same batch, cut to this width."""
+        """Take over inputs and tree of another bucket of the same batch, cut or padded to this one."""
         n, w = min(self.bs, other.bs), self.width
         self.inputs.zero_()
         self.req_index[:n] = other.req_index[:n]
         self.out_slots.view(self.bs, w)[:n] = other.out_slots.view(other.bs, other.width)[:n, :w]
         for name in ("kv_len", "bonus", "remaining", "temperature"):
             getattr(self, name)[:n] = getattr(other, name)[:n]
-        self.kv_indptr.copy_(other.kv_indptr[: self.bs + 1])
-        self.kv_indices.copy_(other.kv_indices[: len(self.kv_indices)])
+            getattr(self, name)[n:] = 0
+        self.kv_indptr[: n + 1] = other.kv_indptr[: n + 1]
+        self.kv_indptr[n + 1 :] = other.kv_indptr[n]
+        listed = min(len(self.kv_indices), len(other.kv_indices))
+        self.kv_indices[:listed] = other.kv_indices[:listed]
+        self.kv_indices[listed:] = 0
         self.draft_logits = other.draft_logits
         _cut_tree(self.tree, other.tree, n)
 

@@ -2,8 +2,10 @@
 
 import traceback
 from collections.abc import Callable, Mapping
+from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -53,9 +55,15 @@ class HostReadWatch(TorchFunctionMode):
             raise CaptureError(
                 LEAVES_DEVICE[name], find_caller(), "the data would leave the device; copy it after the step"
             )
-        if name in FROM_HOST and tensor is None and not isinstance((*args, None)[0], (bool, int, float)):
+        if name in FROM_HOST and _is_host_array(args, kwargs or {}):
             raise CaptureError(f"torch.{name}", find_caller(), FROM_HOST_WHY)
         return func(*args, **(kwargs or {}))
+
+
+def _is_host_array(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a tensor would be made of more than one number of the host's; scalars travel as arguments."""
+    data = args[0] if args else next((kwargs[name] for name in ("data", "obj") if name in kwargs), 0)
+    return not isinstance(data, (torch.Tensor, Number, np.generic))
 
 
 def find_refusal(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

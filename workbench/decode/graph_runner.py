@@ -75,8 +75,12 @@ class GraphRunner:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r}: choose one of {', '.join(MODES)}")
+        self.sampling = self._sampling()
+
+    def _sampling(self) -> tuple[bool, int | None, float | None]:
+        """How the step chooses tokens now; what a capture holds is `sampling`."""
         s = self.step.settings
-        self.sampling = (s.sampled, s.top_k, s.top_p)
+        return s.sampled, s.top_k, s.top_p
 
     @property
     def parts(self) -> dict[str, Callable[[StepBuffers], None]]:
@@ -119,6 +123,8 @@ class GraphRunner:
         if self.mode == "eager" or self.backend is None:
             raise ValueError(f"mode={self.mode!r} has no graphs to capture: use split_graph or step_graph")
         planned = sorted(buckets, reverse=True)
+        self.captured.clear()
+        self.capture_error, self.sampling = None, self._sampling()
         pool = self.backend.new_pool()
         try:
             for done, bucket in enumerate(planned):
@@ -156,7 +162,7 @@ class GraphRunner:
         )
 
     def _warm_up(self, b: StepBuffers) -> None:
-        """Compile and allocate outside of the capture; rows of padding only, so nothing live changes."""
+        """Compile and allocate outside of the capture, on rows of padding only; no decode may be running."""
         with torch.no_grad():
             self.step.run(b)
         if self.device.type == "cuda":

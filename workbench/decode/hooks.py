@@ -38,7 +38,7 @@ class DecodeHooks:
         return decision
 
     def before_step(self, index: int, buffers: StepBuffers) -> None:
-        """The inputs of step `index` are in place, nothing of it has run."""
+        """The inputs of step `index` are in its mailbox, nothing of it has run."""
 
     def before_stage(self, stage: str, buffers: StepBuffers) -> None:
         """A stage starts; runs in eager steps and during capture, not on replay."""

@@ -99,17 +99,19 @@ class Launcher:
         decision = d.runner.choose(batch)
         d.clock.start(in_graph=decision.replay)
         b = self._place(decision, batch, requests, slots, index)
-        replayed = self._run_part("step", b, decision, index)
+        replayed = self._run_part("step", b, decision, index, b)
         self.watch.lap("launch")
         return b, StepClaim(index, replayed, decision.reason, decision.detail, batch.bs, batch.width)
 
-    def _run_part(self, part: str, b: StepBuffers, decision: ReplayDecision, index: int) -> bool:
+    def _run_part(
+        self, part: str, b: StepBuffers, decision: ReplayDecision, index: int, written: StepBuffers
+    ) -> bool:
         d = self.d
         if index not in d.shadow_steps or part == "draft":
             return d.runner.run(part, b, decision)
         from workbench.decode.shadow import run_with_shadow
 
-        replayed, report = run_with_shadow(d, part, b, decision, index)
+        replayed, report = run_with_shadow(d, part, b, decision, index, written)
         self.shadow.append(report)
         return replayed
 
@@ -132,9 +134,9 @@ class Launcher:
         self.watch.lap("tree")
         width = d.width if d.options.pad_trees else int(b.tree.num_nodes[: batch.bs].max())
         verify = d.runner.choose(replace(batch, width=width))
-        b = self._narrow(b, verify.bucket or Bucket(batch.bs, width))
+        written, b = b, self._narrow(b, verify.bucket or Bucket(batch.bs, width))
         self.watch.lap("schedule")
-        replayed = self._run_part("verify", b, verify, index)
+        replayed = self._run_part("verify", b, verify, index, written)
         self.watch.lap("launch")
         claim = StepClaim(index, replayed, verify.reason, verify.detail, batch.bs, width, draft_replayed)
         return b, claim

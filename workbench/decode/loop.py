@@ -47,6 +47,7 @@ class SpeculativeDecoder:
         self.table = RequestTable(o.max_batch + 1, self.max_context, self.device)
         self.noise = NoiseSource(self.device)
         self.clock = make_clock(self.device) if o.ledger else NoClock()
+        self._is_running = False
         self._capture: tuple[float, float, float] | None = (
             None  # GB before, GB after, seconds: not logged yet
         )
@@ -74,6 +75,7 @@ class SpeculativeDecoder:
 
     def capture(self, progress: Progress | None = None) -> None:
         """Capture every bucket; `generate` does it on first use. A failure becomes the steps' reason."""
+        self._require_idle()
         start, before_gb = time.perf_counter(), free_gb(self.device)
         buckets = [Bucket(bs, self.width) for bs in self.batch_sizes]
         self.runner.capture(buckets, progress or self.options.capture_progress)
@@ -88,8 +90,6 @@ class SpeculativeDecoder:
         sampled = temperature > 0
         chosen = (sampled, top_k or None, top_p) if sampled else (False, None, None)
         self.step.settings = replace(self.step.settings, sampled=chosen[0], top_k=chosen[1], top_p=chosen[2])
-        if not self.runner.captured:
-            self.runner.sampling = chosen
 
     def generate(
         self,
@@ -106,6 +106,7 @@ class SpeculativeDecoder:
 
         Raises ValueError for an empty prompt, one that cannot fit the pool or the context, or a bad limit.
         """
+        self._require_idle()
         self.use_sampling(temperature, top_k, top_p)
         start = time.perf_counter()
         requests = self._make_requests(prompts, max_new_tokens)
@@ -121,7 +122,17 @@ class SpeculativeDecoder:
         scheduler.waiting.extend(requests)
         run = BatchRun(self, scheduler, temperature, log, on_tokens, max_steps)
         run.ledger.add_one_off("requests", requests_us)
-        return run.finish()
+        self._is_running = True
+        try:
+            return run.finish()
+        finally:
+            self._is_running = False
+
+    def _require_idle(self) -> None:
+        if self._is_running:
+            raise RuntimeError(
+                "a decode is running on this decoder and would lose its buffers: wait for it, or make another"
+            )
 
     def _log_capture(self, log: DecodeLog) -> None:
         """The lines of a capture, in the log of the first decode after it."""

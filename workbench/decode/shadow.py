@@ -8,7 +8,7 @@ waits for the device: few steps only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,13 +106,21 @@ def checksum(pool: Tensor, rows: int) -> Tensor:
 
 
 def run_with_shadow(
-    d: SpeculativeDecoder, part: str, b: StepBuffers, decision: ReplayDecision, index: int
+    d: SpeculativeDecoder,
+    part: str,
+    b: StepBuffers,
+    decision: ReplayDecision,
+    index: int,
+    written: StepBuffers,
 ) -> tuple[bool, ShadowReport]:
-    """Run `part` of step `index` as decided, recompute the whole step eagerly, compare, then go on."""
+    """Run `part` of step `index` as decided, recompute the whole step eagerly, compare, then go on.
+
+    The host has left the step's inputs in the mailbox of `written`, in a split step perhaps another bucket's.
+    """
     if part == "step":
         d.step.receive(b)  # the step does it again: the inputs are wanted before it has run
     slots = b.out_slots.clone()
-    live = int((b.req_index > 0).sum())
+    live = sum(row > 0 for row in written.mail.written(index)[: written.bs])
     with torch.no_grad():
         before = _State.take(d, slots)
         replayed = d.runner.run(part, b, decision)
@@ -121,7 +129,23 @@ def run_with_shadow(
         recomputed = _recompute(d, b, live)
         report = _compare(d, index, replayed, b, recomputed, before, after, live)
         after.restore(d)
-    return replayed, report
+    return replayed, replace(report, differing=report.differing + _differing_mail(b, written, index, live))
+
+
+def _differing_mail(b: StepBuffers, written: StepBuffers, index: int, live: int) -> list[str]:
+    """What the host wrote against what the step worked on; what it found against what the host will read."""
+    if b.device.type == "cuda":
+        torch.cuda.synchronize()
+    sent = torch.tensor(written.mail.written(index))
+    rows, slots = sent[: written.bs][:live], sent[written.bs :].view(written.bs, written.width)[:live]
+    differing = []
+    if not torch.equal(rows, b.req_index[:live].cpu()):
+        differing.append("req_index as the host wrote it")
+    if not torch.equal(slots[:, : b.width], b.out_slots.view(b.bs, b.width)[:live].cpu()):
+        differing.append("out_slots as the host wrote them")
+    if b.mail.arrived(index)[: b.result.numel()] != b.result.view(-1).tolist():
+        differing.append("results as the host reads them")
+    return differing
 
 
 @dataclass(frozen=True)

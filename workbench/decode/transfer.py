@@ -26,26 +26,52 @@ class Mailbox:
         self.down_host = torch.zeros(2, results, dtype=torch.int64, pin_memory=is_cuda)
         self.up = torch.zeros(2, inputs, dtype=torch.int64, device=device)
         self.down = torch.zeros(2, results, dtype=torch.int64, device=device)
-        # plain views: the first call into torch or NumPy after a wait costs tens of microseconds
-        self._up_views = [memoryview(half.numpy()).cast("B").cast("q") for half in self.up_host]
-        self._down_views = [memoryview(half.numpy()) for half in self.down_host]
+        self._up_views, self._down_views = HostViews(self.up_host), HostViews(self.down_host)
+        self._written: list[list[int]] = [[], []]
         self._events = [torch.cuda.Event(), torch.cuda.Event()] if is_cuda else [None, None]
 
     def write(self, index: int, rows: Sequence[int], slots: Sequence[Sequence[int]], bs: int) -> None:
         """Inputs of step `index`: rows of the table [n], slots [n][width]; padding to `bs`: row 0, slot 0."""
-        view = self._up_views[index % 2]
+        view = self._up_views.half(self.up_host, index)
         padding = bs - len(rows)
         flat = [*rows, *[0] * padding]
         for row in slots:
             flat += row
-        view[:] = array("q", flat + [0] * (len(view) - len(flat)))
+        flat += [0] * (len(view) - len(flat))
+        view[:] = array("q", flat)
+        self._written[index % 2] = flat
 
     def close(self, b: "StepBuffers", index: int) -> "Pending":
         """Step `index` has been launched and nothing more of it will be."""
         event = self._events[index % 2]
         if event is not None:
             event.record()
-        return Pending(b, self._down_views[index % 2], event)
+        return Pending(b, self._down_views.half(self.down_host, index), event)
+
+    def written(self, index: int) -> list[int]:
+        """What `write` was given for step `index`, whatever became of it."""
+        return self._written[index % 2]
+
+    def arrived(self, index: int) -> list[int]:
+        """What the host will read of step `index`; wait for the device first."""
+        return list(self._down_views.half(self.down_host, index).tolist())
+
+
+class HostViews:
+    """Plain views of a tensor's halves: the first call into torch or NumPy after a wait costs tens of us."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._see(tensor)
+
+    def _see(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._halves = [memoryview(half.numpy()).cast("B").cast("q") for half in tensor]
+
+    def half(self, tensor: Tensor, index: int) -> memoryview:
+        """The half of step `index`; of another tensor when `tensor` has been replaced."""
+        if tensor is not self._tensor:
+            self._see(tensor)
+        return self._halves[index % 2]
 
 
 class Pending:

@@ -46,7 +46,7 @@ def watch_buffers(step: DecodeStep, b: StepBuffers, ignored: Collection[str]) ->
     """Every static tensor of a step but those of `b` called `ignored`."""
     holders = {
         "": b, "mail.": b.mail, "tree.": b.tree, "accept.": b.accept, "table.": step.table,
-        "pool.": step.pool,
+        "pool.": step.pool, "noise.": step.noise, "clock.": step.clock,
     }  # fmt: skip
     if step.draft_pool is not None:
         holders["draft_pool."] = step.draft_pool

@@ -52,6 +52,7 @@ class StepRecord:
     laps_us: dict[str, float] = field(default_factory=dict)  # of the host: HOST_PARTS, "wait", "one_off"
     tokens: int = 0
     read_s: float = 0.0  # host clock when the results were taken over; differences are step periods
+    is_checked: bool = False  # recomputed beside, which is in its times: in no summary and no period
 
     @property
     def host_us(self) -> float:
@@ -83,6 +84,7 @@ class Ledger:
         replayed: bool,
         tokens: int,
         watch: HostWatch,
+        is_checked: bool = False,
     ) -> StepRecord:
         """Keep what one step's clock read, end its watch; prints a summary every `every` steps."""
         step_us, segments_us = times
@@ -91,11 +93,11 @@ class Ledger:
             stages_us[stage] += us
         watch.lap("read")
         record = StepRecord(
-            step, bs, replayed, step_us, stages_us, watch.laps_us, tokens, time.perf_counter()
+            step, bs, replayed, step_us, stages_us, watch.laps_us, tokens, time.perf_counter(), is_checked
         )  # fmt: skip
         self.records.append(record)
-        if self.every and len(self.records) % self.every == 0:
-            self.sink(format_summary(self.summary(last=self.every), self.every))
+        if self.every and len(self.records) % self.every == 0 and (found := self.summary(last=self.every)):
+            self.sink(format_summary(found, self.every))
         return record
 
     def add_one_off(self, name: str, us: float) -> None:
@@ -109,6 +111,7 @@ class Ledger:
         step's, so that one interrupted step does not speak for all; one_off_us is the sum over the decode.
         """
         records = self.records[skip:] if last is None else self.records[-last:]
+        records = [record for record in records if not record.is_checked]
         if not records:
             return {}
         step_us = float(np.mean([r.step_us for r in records]))
@@ -131,8 +134,12 @@ class Ledger:
 
         Results are read one step behind, so nothing was launched between the last two reads: no period.
         """
-        reads = [record.read_s for record in self.records[skip:-1]]
-        return [(after - before) * 1e6 for before, after in itertools.pairwise(reads)]
+        records = self.records[skip:]
+        # a step's launch, with its check, lies between the reads of the two steps before it
+        disturbed = [a.is_checked or b.is_checked for a, b in itertools.pairwise(records)]
+        reads = [record.read_s for record in records[:-1]]
+        periods = [(after - before) * 1e6 for before, after in itertools.pairwise(reads)]
+        return [us for us, *checked in zip(periods, disturbed, disturbed[1:]) if not any(checked)]
 
     def counts(self) -> Counter[bool]:
         """Steps by whether they were said to be replayed."""

@@ -102,6 +102,7 @@ class CudaClock:
         self._used: set[int] = set()  # marks of this step that are events
         for index in range(self.stamps):  # compile the stamp now: a capture may not load modules
             stamp(self.device_stamps, index)
+        self.device_stamps.zero_()  # segments that never run have no time
 
     def _make_events(self, n: int) -> list[Any]:
         return [self._torch.cuda.Event(enable_timing=True) for _ in range(n)]
