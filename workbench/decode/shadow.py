@@ -117,31 +117,38 @@ def run_with_shadow(
 
     The host has left the step's inputs in the mailbox of `written`, in a split step perhaps another bucket's.
     """
-    if part == "step":
-        d.step.receive(b)  # the step does it again: the inputs are wanted before it has run
-    slots = b.out_slots.clone()
-    live = sum(row > 0 for row in written.mail.written(index)[: written.bs])
+    wanted = _wanted_inputs(b, written, index)
+    slots, live = wanted[b.bs :], int((wanted[: b.bs] > 0).sum())
     with torch.no_grad():
         before = _State.take(d, slots)
         replayed = d.runner.run(part, b, decision)
         after = _State.take(d, slots)
         before.restore(d)
-        recomputed = _recompute(d, b, live)
+        recomputed = _recompute(d, b, wanted, live)
         report = _compare(d, index, replayed, b, recomputed, before, after, live)
         after.restore(d)
-    return replayed, replace(report, differing=report.differing + _differing_mail(b, written, index, live))
+    return replayed, replace(report, differing=report.differing + _differing_mail(b, wanted, index, live))
 
 
-def _differing_mail(b: StepBuffers, written: StepBuffers, index: int, live: int) -> list[str]:
+def _wanted_inputs(b: StepBuffers, written: StepBuffers, index: int) -> Tensor:
+    """[bs * (1 + width)] what the host wrote for the step, cut or padded to the bucket of `b`."""
+    sent = torch.tensor(written.mail.written(index))
+    wanted, n = torch.zeros(b.bs * (1 + b.width), dtype=torch.int64), min(b.bs, written.bs)
+    wanted[:n] = sent[:n]
+    slots = sent[written.bs :].view(written.bs, written.width)
+    wanted[b.bs :].view(b.bs, b.width)[:n] = slots[:n, : b.width]
+    return wanted.to(b.device)
+
+
+def _differing_mail(b: StepBuffers, wanted: Tensor, index: int, live: int) -> list[str]:
     """What the host wrote against what the step worked on; what it found against what the host will read."""
     if b.device.type == "cuda":
         torch.cuda.synchronize()
-    sent = torch.tensor(written.mail.written(index))
-    rows, slots = sent[: written.bs][:live], sent[written.bs :].view(written.bs, written.width)[:live]
     differing = []
-    if not torch.equal(rows, b.req_index[:live].cpu()):
+    if not torch.equal(b.req_index[:live], wanted[:live]):
         differing.append("req_index as the host wrote it")
-    if not torch.equal(slots[:, : b.width], b.out_slots.view(b.bs, b.width)[:live].cpu()):
+    used = live * b.width
+    if not torch.equal(b.out_slots[:used], wanted[b.bs :][:used]):
         differing.append("out_slots as the host wrote them")
     if b.mail.arrived(index)[: b.result.numel()] != b.result.view(-1).tolist():
         differing.append("results as the host reads them")
@@ -158,7 +165,7 @@ class _Recomputed:
     chose_otherwise: bool
 
 
-def _recompute(d: SpeculativeDecoder, b: StepBuffers, live: int) -> _Recomputed:
+def _recompute(d: SpeculativeDecoder, b: StepBuffers, wanted: Tensor, live: int) -> _Recomputed:
     """A clean step on fresh buffers: no hooks, no clock, nothing shared with what was captured."""
     s = d.step
     clean = DecodeStep(
@@ -166,7 +173,7 @@ def _recompute(d: SpeculativeDecoder, b: StepBuffers, live: int) -> _Recomputed:
     )  # fmt: skip
     wide = StepBuffers(b.bs, d.width, b.max_accept, b.max_context, b.device)
     clean.prepare_buffers(wide)
-    wide.req_index.copy_(b.req_index)
+    wide.req_index.copy_(wanted[: b.bs])
     clean.attends[b.bs, d.width] = clean.attends[b.bs, b.width] = _fresh_plans(d, b)
     clean.draft_part(wide)
     draft_error = 0.0
@@ -185,7 +192,7 @@ def _recompute(d: SpeculativeDecoder, b: StepBuffers, live: int) -> _Recomputed:
     if not wrong:  # near ties may have been settled otherwise: the rest of the step follows its own tree
         for name in ("token_ids", "depths", "parents", "mask", "num_nodes", "next_token", "next_sibling"):
             getattr(fresh.tree, name)[:live] = getattr(b.tree, name)[:live]
-    fresh.inputs.copy_(b.inputs)
+    fresh.inputs.copy_(wanted)
     clean.verify_part(fresh)
     return _Recomputed(fresh, draft_error, wrong, chose_otherwise)
 
