@@ -3,11 +3,15 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench import targets
+from workbench.cli import bench_step
 from workbench.decode import DecodeHooks
+from workbench.decode.capture_watch import CaptureError
+from workbench.decode.graph_runner import GraphRunner
 from workbench.experiments import eager_vs_graph, step_bench
 from workbench.experiments.capture_bench import bench_capture
 from workbench.experiments.launch_paths import bench_launch_paths
@@ -122,6 +126,82 @@ def test_a_failing_mode_is_a_row_with_its_reason(pair, monkeypatch):
     assert all(row.status is RowStatus.RUNTIME_ERROR for row in found)
 
 
+def test_an_error_in_a_timed_round_fails_that_mode_only(pair, monkeypatch):
+    time = StepBench._time
+
+    def fails(self, mode):
+        time(self, mode)
+        if mode == "split_graph":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 3 GiB")
+
+    monkeypatch.setattr(StepBench, "_time", fails)
+    case = StepCase("small", 20, budget=6, random_kv=True)
+    found = StepBench(case, CPU, [[1] * 20], steps=4, rounds=2).run(pair, lambda name: None)
+    modes = by_mode(found)
+    assert modes["split_graph"].status is RowStatus.OUT_OF_MEMORY
+    assert modes["split_graph"].reason == "CUDA out of memory." and modes["split_graph"].timing is None
+    assert all(modes[mode].timing is not None for mode in ("eager", "step_graph"))
+    assert "split_graph is OUT_OF_MEMORY: CUDA out of memory" in " ".join(eager_vs_graph.findings(found))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("tracer\nbusy"), ValueError("tracer"), MemoryError()])
+def test_a_mode_that_cannot_be_traced_keeps_its_times(pair, monkeypatch, error, capsys):
+    record, calls = step_bench.record_trace, []
+
+    def fails_first(path, work):
+        calls.append(path)
+        if len(calls) == 1:
+            raise error
+        record(path, work)
+
+    monkeypatch.setattr(step_bench, "record_trace", fails_first)
+    case = StepCase("small", 20, budget=6, random_kv=True)
+    found = StepBench(case, CPU, [[1] * 20], steps=4, rounds=1).run(pair, lambda name: None)
+    eager, graph = by_mode(found)["eager"], by_mode(found)["step_graph"]
+    reason = "tracer" if str(error) else "MemoryError"
+    assert eager.metrics["trace_reason"] == reason and eager.timing is not None
+    assert eager.metrics["host_us"] > 0 and "launches_per_step" not in eager.metrics
+    assert graph.metrics["graph_launches_per_step"] == 1 and "trace_reason" not in graph.metrics
+    text = " ".join(eager_vs_graph.findings(found))
+    assert f"{eager.case_id} not traced: {reason}." in text and "ms as one graph" in text
+    assert "single launches" not in text and "GPU is idle" not in text
+    bench_step.print_tables(found)
+    assert capsys.readouterr().out.count("not traced") == 1
+    theme.require_words(figures.main_figure(found))
+
+
+def test_a_capture_that_fails_before_the_trace_is_not_traced_eagerly(pair, monkeypatch):
+    """The decoder would go on eagerly: its launches are not the graph's."""
+    made = []
+
+    def make(self, mode):
+        decoder = make_decoder(self, mode)
+        made.append(mode)
+        if made.count(mode) == 2:
+            monkeypatch.setattr(step_bench, "record_trace", lambda path, work: setattr(
+                decoder.runner, "capture_error", CaptureError("aten::item", "a.py:3", "moved")
+            ))  # fmt: skip
+        return decoder
+
+    make_decoder = StepBench._make
+    monkeypatch.setattr(StepBench, "_make", make)
+    case = StepCase("small", 20, budget=6, random_kv=True)
+    bench = StepBench(case, CPU, [[1] * 20], steps=4, rounds=1, modes=("step_graph",))
+    [row, _] = bench.run(pair, lambda name: None)
+    assert row.timing is not None and "broke at aten::item" in row.metrics["trace_reason"]
+
+
+def test_a_decoder_whose_capture_failed_is_refused(pair, monkeypatch):
+    def fails(self, *args, **options):
+        raise CaptureError("aten::item", "a.py:3", "said so")
+
+    monkeypatch.setattr(GraphRunner, "_capture_bucket", fails)
+    case = StepCase("small", 20, budget=6, random_kv=True)
+    bench = StepBench(case, CPU, [[1] * 20], steps=4, rounds=1, models=pair)
+    with pytest.raises(CaptureError, match="broke at aten::item"):
+        bench._make("step_graph")
+
+
 def test_launch_paths_are_checked_and_name_what_needs_a_gpu(rows):
     paths = {row.variant: row for row in rows if row.axes.get("part") == "launch_path"}
     assert paths["replayed_graph"].status is RowStatus.PASSED
@@ -160,6 +240,8 @@ def test_parameters_are_checked():
     with pytest.raises(ValueError, match="contexts='4k'"):
         eager_vs_graph.pick_contexts("4k", CPU)
     assert eager_vs_graph.pick_contexts("16, 64", CPU) == [16, 64]
+    assert eager_vs_graph.pick_contexts("64,16, 64", CPU) == [64, 16], "each length once"
+    assert eager_vs_graph.pick_models("tiny, narrow61,tiny", CPU) == ["tiny", "narrow61"]
     with pytest.raises(ValueError, match="extra"):
         eager_vs_graph.Params(nsplit=3)
 

@@ -26,7 +26,11 @@ COLUMNS = (
 def step(
     target: Annotated[str, typer.Option(help="Hardware target; this machine's by default.")] = "",
     preset: Annotated[
-        str, typer.Option(help="Models with commas between: tiny, narrow61, k2-rank.")
+        str,
+        typer.Option(
+            help="auto, or models with commas between: tiny, narrow61, k2-rank, k2-rank-shared, dsv2-lite, "
+            "a checkpoint folder."
+        ),
     ] = "auto",
     contexts: Annotated[str, typer.Option(help="Prefix lengths with commas between.")] = "auto",
     budget: Annotated[int, typer.Option(help="Tree nodes besides the root.", min=1)] = 16,
@@ -103,5 +107,7 @@ def print_tables(rows: "list[Row]") -> None:
 
 
 def _cell(row: "Row", name: str, factor: float, form: str) -> str:
+    if name == "launches_per_step" and row.metrics.get("trace_reason"):
+        return "not traced"  # the findings below the table say why
     value = row.timing.median_us if name == "median_us" and row.timing else row.metrics.get(name)
     return format(float(value) * factor, form) if value is not None else ""

@@ -21,7 +21,8 @@ COLUMNS = (
     "case_id", "status", "reason", "mode", "n", "median_us", "p10_us", "p90_us", "span_us", "axis_kv",
     "axis_acceptance", "axis_layout", "error_logits", "error_kv", "metric_launches_per_step",
     "metric_graph_launches_per_step", "metric_kernels_per_step", "metric_idle_share",
-    "metric_node_gap_share", "metric_host_us", "metric_host_p90_us", "metric_host_schedule_us",
+    "metric_node_gap_share", "metric_trace_reason", "metric_host_us", "metric_host_p90_us",
+    "metric_host_schedule_us",
     "metric_host_launch_us", "metric_host_tree_us", "metric_host_collect_us", "metric_host_read_us",
     "metric_wait_us", "metric_one_off_us", "metric_replay_share", "metric_accept_length",
     "metric_layers", "metric_verify_attention_us", "metric_typical_step_us", "metric_typical_unattributed_us",
@@ -157,9 +158,9 @@ class LoadedModels:
 
 
 def pick_models(text: str, target: HardwareTarget) -> list[str]:
-    """Model names of a parameter."""
+    """Model names of a parameter, each once."""
     if text != "auto":
-        return [name.strip() for name in text.split(",")]
+        return list(dict.fromkeys(name.strip() for name in text.split(",")))
     return ["tiny", "narrow61"] if target.backend == "cpu" else ["k2-rank"]
 
 
@@ -169,12 +170,12 @@ def pick_contexts(text: str, target: HardwareTarget) -> list[int]:
 
 
 def parse_contexts(text: str) -> list[int]:
-    """Lengths with commas between; none for auto. Raises ValueError for anything but positive numbers."""
+    """Lengths with commas between, each once; none for auto. Raises ValueError unless all are positive."""
     if text == "auto":
         return []
     if not all(part.strip().isdigit() and int(part) > 0 for part in text.split(",")):
         raise ValueError(f"contexts={text!r}: give lengths with commas between, as in 4096,46080")
-    return [int(part) for part in text.split(",")]
+    return list(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 def require_models(text: str) -> None:

@@ -33,6 +33,7 @@ from workbench.tree.synthetic import geometric
 MODES = ("eager", "split_graph", "step_graph")
 WATCHED_STEPS = 40  # of a utilisation window
 TRACED_STEPS = {"cpu": 2, "cuda": 8}
+FAILURES = (RuntimeError, ValueError, MemoryError)  # of a mode; out of memory on a GPU is the first
 
 
 @dataclass
@@ -70,14 +71,16 @@ class StepBench:
             step(f"{self.case.case_id(mode)}: build, capture, check")
             try:
                 self._check(mode)
-            except (RuntimeError, ValueError) as error:
-                self.decoders.pop(mode, None)
-                self.failed.append(self._failed(mode, error))
+            except FAILURES as error:
+                self._give_up(mode, error)
         step(f"ctx {self.case.context}: {self.rounds} rounds of {self.steps} steps, modes alternating")
         for index in range(self.rounds):
             order = list(self.decoders)[:: 1 if index % 2 == 0 else -1]
             for mode in order:
-                self._time(mode)
+                try:
+                    self._time(mode)
+                except FAILURES as error:
+                    self._give_up(mode, error)
         self.attention = self._attention_rows()
         for mode in self.decoders:
             self.facts[mode] = self._facts(mode)
@@ -87,13 +90,19 @@ class StepBench:
         release_memory()
 
     def trace(self, models: tuple[Any, Any], step: Callable[[str], None]) -> list[Row]:
-        """Trace every timed mode in a decoder of its own; one row per mode, then attention's."""
+        """Trace every timed mode in a decoder of its own; one row per mode, then attention's.
+
+        A mode that cannot be traced keeps its times; `trace_reason` says why it has no launches.
+        """
         self.models = models
         rows = list(self.failed)
         for mode in self.facts:
             step(f"ctx {self.case.context} {mode}: trace")
-            self.decoders[mode] = self._make(mode)
-            self.traced[mode] = self._trace(mode)
+            try:
+                self.decoders[mode] = self._make(mode)
+                self.traced[mode] = self._trace(mode)
+            except FAILURES as error:
+                self.traced[mode] = {"trace_reason": first_line(error)}
             rows.append(self._row(mode))
             self.decoders.clear()
             release_memory()
@@ -114,6 +123,7 @@ class StepBench:
         if mode != "eager":
             decoder.use_sampling(0.0)
             decoder.capture()
+            require_graphs(decoder)
         return decoder
 
     def _limit(self, steps: int) -> int:
@@ -127,8 +137,7 @@ class StepBench:
         decoder.shadow_steps = frozenset({2})
         result = decoder.generate(self.prompts, self._limit(0))
         decoder.shadow_steps = frozenset()
-        if decoder.runner.capture_error is not None:
-            raise decoder.runner.capture_error
+        require_graphs(decoder)
         self.decoders[mode], self.shadows[mode] = decoder, result.shadow
 
     def _time(self, mode: str) -> None:
@@ -148,7 +157,8 @@ class StepBench:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             record_trace(path, lambda: self._decode(mode, steps))
-            return summarise_trace(trace.load(path))
+            require_graphs(self.decoders[mode])
+            return summarise_trace(trace.load(path)) or {"trace_reason": "no steady step in the trace"}
 
     def _watch_gpu(self, mode: str) -> GpuState | None:
         """Clocks and utilisation over further steps, not the timed ones; filling the pool is in it."""
@@ -226,8 +236,10 @@ class StepBench:
     def _metrics(self, mode: str, timing: Timing | None) -> dict[str, Any]:
         """Of every round's steps; a row without a time has none here either, only counts."""
         if timing is None:
-            counts = {name: n for name, n in self.traced[mode].items() if name.endswith("_per_step")}
-            return self.facts[mode] | counts
+            told = ("_per_step", "trace_reason")
+            return self.facts[mode] | {
+                name: n for name, n in self.traced[mode].items() if name.endswith(told)
+            }
         ledger = pool_ledgers(self.results[mode])
         parts = typical_parts(ledger, self.periods_us[mode])
         return {**self.facts[mode], **ledger.summary(), **parts, **self.traced[mode]}
@@ -254,14 +266,30 @@ class StepBench:
         decoder = self.decoders[mode]
         return decoder.step.attends[self.case.bs, decoder.width][0].plan.variant
 
+    def _give_up(self, mode: str, error: Exception) -> None:
+        """A mode without times: its row has the reason, the other modes go on."""
+        for of_mode in (self.decoders, self.results, self.periods_us):
+            of_mode.pop(mode, None)
+        self.failed.append(self._failed(mode, error))
+
     def _failed(self, mode: str, error: Exception) -> Row:
-        is_memory = isinstance(error, torch.OutOfMemoryError)
+        is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         return Row(
             case_id=self.case.case_id(mode), experiment=NAME, variant=mode, target=self.target.name,
             origin=Origin.MEASURED, status=RowStatus.OUT_OF_MEMORY if is_memory else RowStatus.RUNTIME_ERROR,
-            reason=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
-            axes=self.case.axes | {"mode": mode},
+            reason=first_line(error), axes=self.case.axes | {"mode": mode},
         )  # fmt: skip
+
+
+def require_graphs(decoder: SpeculativeDecoder) -> None:
+    """Raise the error of a failed capture: the decoder would go on eagerly under the mode's name."""
+    if decoder.runner.capture_error is not None:
+        raise decoder.runner.capture_error
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line; its type when it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def pool_ledgers(results: Sequence[DecodeResult]) -> Ledger:

@@ -43,7 +43,7 @@ def findings(rows: list[Row]) -> list[str]:
     sentences = [text for key, modes in groups(rows).items() for text in _case_findings(key, modes)]
     return [
         *sentences, *_attention_findings(rows), *_read_findings(rows), *_failures(rows),
-        *_capture_findings(rows), *_launch_findings(rows),
+        *_untraced(rows), *_capture_findings(rows), *_launch_findings(rows),
     ]  # fmt: skip
 
 
@@ -56,19 +56,34 @@ def _case_findings(key: tuple[str, int], modes: dict[str, Row]) -> Iterable[str]
     yield (
         f"{MODEL_TITLES.get(model, model)}, {context} tokens: a step takes {times['eager']:.2f} ms eagerly, "
         f"{times['split_graph']:.2f} ms with the tree on the host between two graphs and "
-        f"{times['step_graph']:.2f} ms as one graph (medians); {_fastest(modes)}. "
-        f"{_metric(eager, 'launches_per_step'):.0f} single launches a step become "
-        f"{_metric(graph, 'graph_launches_per_step'):.0f} graph launch and "
-        f"{_metric(graph, 'launches_per_step'):.0f} single ones."
+        f"{times['step_graph']:.2f} ms as one graph (medians); {_fastest(modes)}."
+        + _launches_finding(eager, graph)
     )
     yield _ledger_finding(model, context, graph)
-    if graph.metrics.get("idle_share") is not None:
+    if all(row.metrics.get("idle_share") is not None for row in (eager, graph)):
         yield (
             f"{context} tokens: the GPU is idle {_metric(eager, 'idle_share'):.1%} of an eager step and "
             f"{_metric(graph, 'idle_share'):.1%} of a replayed one (gaps of at least 2 us; distances between "
             f"nodes add {_metric(graph, 'node_gap_share'):.1%})."
         )
     yield _host_finding(context, modes)
+
+
+def _launches_finding(eager: Row, graph: Row) -> str:
+    """Nothing unless both were traced; `_untraced` says why one was not."""
+    if any(row.metrics.get("launches_per_step") is None for row in (eager, graph)):
+        return ""
+    return (
+        f" {_metric(eager, 'launches_per_step'):.0f} single launches a step become "
+        f"{_metric(graph, 'graph_launches_per_step'):.0f} graph launch and "
+        f"{_metric(graph, 'launches_per_step'):.0f} single ones."
+    )
+
+
+def _untraced(rows: list[Row]) -> Iterable[str]:
+    for row in step_rows(rows):
+        if row.metrics.get("trace_reason"):
+            yield f"{row.case_id} not traced: {row.metrics['trace_reason']}."
 
 
 def _host_finding(context: int, modes: dict[str, Row]) -> str:
