@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from workbench.cli import load_commands
+from workbench.cli import bench_verify, load_commands
+from workbench.experiments.eager_vs_graph import require_models
+from workbench.model.presets import PRESETS
 from workbench.runs.store import read_rows
 
 CASE = "bs1-h2-q3-ctx40-random-tree-fp32"
 SAMPLES = Path(__file__).resolve().parents[2] / "data" / "samples"
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(load_commands(), list(arguments))
+def invoke(*arguments, env=None):
+    return CliRunner().invoke(load_commands(), list(arguments), env=env)
 
 
 def test_bench_verify_prints_a_table_and_writes_rows(tmp_path):
@@ -61,6 +63,21 @@ def test_bench_splits_compares_auto_with_the_sweep():
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "regret" in done.output
+
+
+@pytest.mark.parametrize("counts", ["a", "1,0", "1,", "", "auto"])
+def test_bad_split_counts_are_refused_before_any_work(counts, monkeypatch):
+    monkeypatch.setattr(bench_verify, "choose_target", lambda name: pytest.fail("work began"))
+    done = invoke("bench", "splits", f"--counts={counts}")
+    assert isinstance(done.exception, ValueError) and f"--counts {counts!r}" in str(done.exception)
+    assert bench_verify.parse_counts("4, 1,4") == [4, 1], "each once"
+
+
+def test_the_help_of_bench_step_names_every_preset_that_is_accepted():
+    shown = invoke("bench", "step", "--help", env={"COLUMNS": "300"}).output.replace(",", " ").split()
+    names = ["auto", "tiny", "narrow61", *PRESETS]
+    require_models(",".join(names[1:]))
+    assert set(names) <= set(shown)
 
 
 def test_once_launches_without_a_table():

@@ -233,17 +233,18 @@ def test_the_sweep_finds_the_regret_and_the_partial_traffic():
     assert derived[1].bytes == pytest.approx(8 * derived[0].bytes)
 
 
-def swept_row(nsplit: str, plan_nsplit: int, median_us: float, half_us: float = 1.0) -> Row:
-    """A timed row of a sweep: what it asked for, what the plan resolved to, and its 95 % interval."""
+def swept_row(nsplit: str, plan_nsplit: int, median_us: float, half_us: float | None = 1.0) -> Row:
+    """A timed row of a sweep: what it asked for, what the plan resolved to, its 95 % interval or none."""
+    interval = {"ci95_low_us": median_us - half_us, "ci95_high_us": median_us + half_us} if half_us else {}
     times = {"median_us": median_us, "p10_us": median_us, "p90_us": median_us, "n": 20}
     return Row.model_validate({
         "case_id": f"c-{nsplit}", "experiment": "nsplit_sweep", "variant": "v", "target": "cpu",
         "origin": "measured", "status": "PASSED", "timing": {"mode": "host", "l2": "cold", **times},
-        "axes": {"case": "c", "nsplit": nsplit, "q_len": 1, "ctx": 8, "dtype": "fp32"},
-        "metrics": {
-            "plan_nsplit": plan_nsplit, "workspace_bytes": 64 * plan_nsplit,
-            "ci95_low_us": median_us - half_us, "ci95_high_us": median_us + half_us,
+        "axes": {
+            "case": "c", "nsplit": nsplit, "bs": 1, "heads": 1, "q_len": 1, "ctx": 8, "layout": "random",
+            "dtype": "fp32",
         },
+        "metrics": {"plan_nsplit": plan_nsplit, "workspace_bytes": 64 * plan_nsplit} | interval,
     })  # fmt: skip
 
 
@@ -266,6 +267,10 @@ def swept_row(nsplit: str, plan_nsplit: int, median_us: float, half_us: float = 
             True,
             "every count of the sweep; 2 splits take 20.0%",
         ),
+        # the same, but the intervals touch
+        ([("1", 1, 140), ("2", 2, 101), ("auto", 3, 100)], True, "3 splits, not told apart from 2 splits."),
+        # auto's own plan was also measured by its number, and was not the fastest
+        ([("2", 2, 120), ("3", 3, 121), ("auto", 3, 100)], True, "3 splits, not told apart from 2 splits;"),
     ],
 )
 def test_a_regret_is_one_only_above_the_noise(rows, is_noise, sentence):
@@ -277,6 +282,30 @@ def test_a_regret_is_one_only_above_the_noise(rows, is_noise, sentence):
     assert sentence in nsplit_sweep.findings(swept)[0]
     title = main_figure(swept).layout.title.text
     assert ("auto is slower" in title) is not is_noise and ("%" in title) is not is_noise
+
+
+@pytest.mark.parametrize("few", ["1", "2", "auto"])
+@pytest.mark.parametrize(
+    "rows, sentence",
+    [
+        ([("1", 1, 100), ("2", 2, 129), ("auto", 2, 130)], "1 split measured 30.0% faster, too few samples;"),
+        ([("1", 1, 120), ("2", 2, 140), ("auto", 2, 100)], "not told apart from 1 split, too few samples;"),
+    ],
+)
+def test_a_plan_of_too_few_samples_tells_nothing(few, rows, sentence):
+    """Fewer than 6 samples have no 95 % interval: neither noise nor a regret."""
+    from workbench.cli.verify_tables import splits_table
+    from workbench.report.figures.nsplit_sweep import main_figure
+
+    swept = [swept_row(*row, None if row[0] == few else 1.0) for row in rows]
+    [found] = regrets(swept)
+    assert not found.is_told and not found.is_ahead and found.is_noise
+    [told] = nsplit_sweep.findings(swept)[:1]
+    assert sentence in told and "noise" not in told
+    [cell] = list(splits_table([found]).columns[-1].cells)
+    assert cell == ("30.0 % (too few samples)" if found.share else "0.0 %")
+    title = main_figure(swept).layout.title.text.replace("<br>", " ")
+    assert "On 0 of 1 sweeps" in title and "1 with too few samples" in title
 
 
 def test_a_plan_that_has_no_twin_in_the_sweep_is_still_compared():

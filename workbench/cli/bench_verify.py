@@ -116,6 +116,7 @@ def splits(
     from workbench.experiments.verify_bench import Bench, BenchOptions
     from workbench.experiments.verify_cases import random_cases
 
+    swept = parse_counts(counts)
     chosen = choose_target(target)
     table = [v for v in choose_variants(variants, False) if v.splits and chosen.backend in v.devices]
     options = BenchOptions(
@@ -134,7 +135,7 @@ def splits(
     for case, wanted in work:
         for variant in wanted:
             print(f"step: {variant.name} on {case.name}", file=sys.stderr, flush=True)
-            rows += sweep(case, variant, [parse_count(c) for c in counts.split(",")], runner)
+            rows += sweep(case, variant, swept, runner)
     if not json:
         from rich.console import Console
 
@@ -229,6 +230,13 @@ def parse_count(text: str) -> int:
     if not text.strip().isdigit() or int(text) < 1:
         raise ValueError(f"nsplit={text!r}: expected auto or an integer of at least 1")
     return int(text)
+
+
+def parse_counts(text: str) -> list[int]:
+    """Split counts with commas between, each once. Raises ValueError unless all are at least 1."""
+    if not all(part.strip().isdigit() and int(part) >= 1 for part in text.split(",")):
+        raise ValueError(f"--counts {text!r}: give split counts of at least 1 with commas between")
+    return list(dict.fromkeys(int(part) for part in text.split(",")))
 
 
 def choose_one(value: str, allowed: tuple[str, ...]) -> Any:

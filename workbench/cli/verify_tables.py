@@ -100,8 +100,15 @@ def _published(group: "list[Row]") -> Iterable[tuple[str, float]]:
             yield name.removeprefix("published_").removesuffix("_us"), value
 
 
+def _doubt(one: "Regret") -> str:
+    """Why a share above 0 is no regret."""
+    if not one.share or not one.is_noise:
+        return ""
+    return " (noise)" if one.is_told else " (too few samples)"
+
+
 def splits_table(found: "list[Regret]") -> "Table":
-    """auto against the best split count measured, one line per variant and shape; noise is named so."""
+    """auto against the best split count measured, one line per variant and shape, with what makes it none."""
     from rich.table import Table
 
     table = Table(title="nsplit=auto against the best of its sweep", title_justify="left")
@@ -114,7 +121,7 @@ def splits_table(found: "list[Regret]") -> "Table":
         table.add_row(
             shape, auto.variant, str(auto.metrics["plan_nsplit"]), f"{auto.timing.median_us:.1f}",
             str(best.axes["nsplit"]), f"{best.timing.median_us:.1f}",
-            f"{100 * one.share:.1f} %" + (" (noise)" if one.is_noise and one.share else ""),
+            f"{100 * one.share:.1f} %{_doubt(one)}",
             style="red" if one.share > 0.05 and not one.is_noise else "",
         )  # fmt: skip
     return table

@@ -115,9 +115,14 @@ def _regret_findings(rows: list[Row]) -> Iterable[str]:
         )
         if one.is_same_plan:
             yield f"{text}, the fastest of the sweep{again}."
-        elif one.lead > 0:
+        elif one.is_ahead:
             lead = f"{_splits(wanted)} take {one.lead:.1%} longer"
             yield f"{text}, faster than every count of the sweep; {lead}{again}."
+        elif one.lead > 0:
+            few = "" if one.is_told else ", too few samples"
+            yield f"{text}, not told apart from {_splits(wanted)}{few}{again}."
+        elif not one.is_told:
+            yield f"{text}; {_splits(wanted)} measured {one.share:.1%} faster, too few samples{again}."
         elif one.is_noise:
             yield f"{text}; {_splits(wanted)} measured {one.share:.1%} faster, within the noise{again}."
         else:

@@ -32,10 +32,25 @@ class Regret:
         return plan_of(self.auto) == plan_of(self.best)
 
     @property
+    def is_told(self) -> bool:
+        """False when two plans were timed and one has no 95 % interval: fewer than 6 samples give none."""
+        return self.is_same_plan or all(map(has_interval, (self.auto, self.best, *self.twins)))
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether auto's plan, which the sweep does not have, is faster than all of it, intervals apart."""
+        return self.lead > 0 and not self.twins and differ(self.auto, self.best)
+
+    @property
     def is_noise(self) -> bool:
         """True unless auto is slower, and every measurement of its plan has a 95 % interval of its own."""
         is_apart = all(differ(row, self.best) for row in (self.auto, *self.twins))
         return self.is_same_plan or self.share == 0 or not is_apart
+
+
+def has_interval(row: Row) -> bool:
+    """Whether the median of a row has a 95 % interval."""
+    return all(isinstance(row.metrics.get(f"ci95_{edge}_us"), float) for edge in ("low", "high"))
 
 
 def plan_of(row: Row) -> tuple[object, object]:

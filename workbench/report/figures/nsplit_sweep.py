@@ -35,12 +35,15 @@ def _regret_title(found: Sequence[Regret]) -> str:
     if not found:
         return "No split count was timed here"
     real = [one for one in found if not one.is_noise]
+    untold = sum(not one.is_told for one in found)
+    few = f"; {untold} with too few samples" if untold else ""
     if not real:
-        return f"On {len(found)} of {len(found)} sweeps auto is the fastest plan, or not told apart from it"
+        told = f"{len(found) - untold} of {len(found)}"
+        return f"On {told} sweeps auto is the fastest plan, or not told apart from it{few}"
     worst = max(real, key=lambda one: one.share)
     return (
         f"auto is slower than the best split count on {len(real)} of {len(found)} sweeps,"
-        f" at most by {worst.share:.1%} ({series(worst.auto)})"
+        f" at most by {worst.share:.1%} ({series(worst.auto)}){few}"
     )
 
 
