@@ -1,5 +1,7 @@
 """Notebook 60's experiment: before, hypotheses, cause, after, from rows only."""
 
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -90,9 +92,20 @@ def test_findings_and_figure_of_a_wrong_run_give_no_time(rows):
     assert "before<br>(incorrect: no measurement)" in figures.main_figure(untimed).data[0].y
 
 
-def test_a_wrong_path_is_told_before_anything_is_decoded(tmp_path):
-    steps = []
-    params = moment_of_truth.Params(inputs=str(tmp_path / "gone.log"))
+@pytest.mark.parametrize("others", ["", f"{SAMPLE}, "])
+def test_a_wrong_path_is_refused_before_anything_runs(tmp_path, others):
+    with pytest.raises(ValueError, match=r"no file '.*gone\.log' of inputs=.*: give paths"):
+        moment_of_truth.Params(inputs=f"{others}{tmp_path / 'gone.log'}")
+    with pytest.raises(ValueError, match="no file '' of inputs=','"):
+        moment_of_truth.Params(inputs=",")
+    assert moment_of_truth.Params(inputs=f"{others}{tmp_path}").inputs.endswith(str(tmp_path))
+
+
+def test_a_path_that_vanished_is_told_before_anything_is_decoded(tmp_path):
+    path, steps = tmp_path / "gone.log", []
+    path.touch()
+    params = moment_of_truth.Params(inputs=str(path))
+    path.unlink()
     with pytest.raises(FileNotFoundError, match=r"gone\.log"):
         moment_of_truth.run(params, step=steps.append)
     assert steps == ["diagnose your files"]
@@ -103,9 +116,15 @@ def test_figures_state_their_finding(rows):
         theme.require_words(make(rows))
 
 
-def test_an_unknown_fault_ends_before_anything_is_loaded():
-    with pytest.raises(ValueError, match="fault 'gremlin'"):
-        moment_of_truth.run(moment_of_truth.Params(fault="gremlin"))
+@pytest.mark.parametrize("name", ["gremlin", ""])
+def test_an_unknown_fault_is_no_parameter(name):
+    with pytest.raises(ValueError, match=f"fault '{name}': choose one of .*tree_cut"):
+        moment_of_truth.Params(fault=name)
+
+
+def test_the_experiment_is_imported_without_torch():
+    code = "import sys, workbench.experiments.moment_of_truth; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.slow

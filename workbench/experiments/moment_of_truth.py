@@ -1,9 +1,10 @@
 """Notebook 60: a slow run, its hypotheses, the decisive experiment, the cause, the fix, and after."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from workbench import targets
 from workbench.experiments.stored_rows import NOISE_FLOOR, judge
@@ -35,13 +36,30 @@ class Params(BaseModel):
     every_fault: bool = Field(True, description="also inject every other fault and check the verdicts")
     inputs: str = Field("", description="paths of your own logs and traces, with commas between")
 
+    @field_validator("fault")
+    @classmethod
+    def _known_fault(cls, name: str) -> str:
+        from workbench.decode.faults import find
+
+        return find(name).name
+
+    @field_validator("inputs")
+    @classmethod
+    def _present_inputs(cls, text: str) -> str:
+        paths = [part.strip() for part in text.split(",")] if text else []
+        for path in paths:
+            if not path or not Path(path).exists():
+                raise ValueError(
+                    f"no file {path!r} of inputs={text!r}: give paths of logs, traces or profiler summaries"
+                    " with commas between"
+                )
+        return text
+
 
 def run(params: Params, step: Callable[[str], None] = print) -> list[Row]:
     """Rows: before, hypotheses, after, one verdict per fault, and the user's own files."""
-    from workbench.decode.faults import find
     from workbench.experiments.fault_runs import user_rows
 
-    find(params.fault)  # an unknown one ends here, before models are loaded
     target = targets.load(params.target)
     targets.require_hardware(target)
     theirs: list[Row] = []
