@@ -19,6 +19,7 @@ from workbench.attention.variants import AUTO_ORDER, find
 from workbench.measure.correctness import compare, judge, lse_distance
 from workbench.shapes import VerifyShape
 
+TRITON_REASON = find("triton_split").supports(AttentionCase().shape, targets.load("cpu"))
 CASE = AttentionCase(q_lens=(3, 2), kv_lens=(10, 20), heads=2, latent=16, rope=4)
 
 
@@ -110,6 +111,33 @@ def test_tunables_are_named() -> None:
     shape = CASE.shape
     with pytest.raises(ValueError, match="block_k=3: torch_split has no tunables"):
         make_plan(shape, variant="torch_split", device="cpu", block_k=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("reduce_ahead", 0, "an integer of at least 1"),
+        ("reduce_ahead", 1.5, "an integer of at least 1"),
+        ("reduce_columns", 8, "a power of two of at least 16"),
+        ("reduce_columns", 96, "a power of two of at least 16"),
+        ("reduce_warps", 0, "a power of two of at least 1"),
+        ("reduce_warps", 3, "a power of two of at least 1"),
+        ("partial_dtype", "fp8", "bf16, fp16, fp32"),
+    ],
+)
+@pytest.mark.skipif(TRITON_REASON is not None, reason=str(TRITON_REASON))
+def test_tunables_that_triton_cannot_run_are_refused_by_the_plan(
+    name: str, value: object, expected: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value!r}: triton_split takes {expected}"):
+        make_plan(CASE.shape, variant="triton_split", device="cpu", **{name: value})
+
+
+@pytest.mark.skipif(TRITON_REASON is not None, reason=str(TRITON_REASON))
+def test_tunables_that_triton_can_run_are_taken() -> None:
+    fine = {"reduce_ahead": 3, "reduce_columns": 16, "reduce_warps": 8}
+    plan = make_plan(CASE.shape, variant="triton_split", device="cpu", **fine)
+    assert fine.items() <= plan.tunables.items()
 
 
 class Recorder(TorchDispatchMode):

@@ -41,6 +41,7 @@ from workbench.targets import HardwareTarget
 INTERPRETED = triton.knobs.runtime.interpret
 MANY_ROWS = 1024  # of a batch: fewer keep the GPU busy with 128 columns a program, more do so with 256
 SHORT_TOKENS_PER_SM = 96  # measured: 64 short, 250 not
+_LEAST = {"reduce_ahead": 1, "reduce_columns": 16, "reduce_warps": 1}
 _SHORT = {(16, 64): {"num_stages": 2}, (64, 64): {"block_n": 32}}  # by the (block_m, block_n) of sm_90
 
 
@@ -245,7 +246,22 @@ def workspaces(
     shape: VerifyShape, nsplit: int, tunables: dict[str, Any]
 ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Partials in `partial_dtype`: half precision halves their traffic and keeps bf16 within 2e-3 of fp64."""
+    _check_tunables(tunables)
     return partial_sizes(shape, nsplit, DTYPES[tunables["partial_dtype"]])
+
+
+def _check_tunables(tunables: dict[str, Any]) -> None:
+    """What Triton would refuse inside a launch, or never end on."""
+    for name, least in _LEAST.items():
+        value, is_ahead = tunables[name], name == "reduce_ahead"
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        if not is_count or not (is_ahead or value & (value - 1) == 0):
+            kind = "an integer" if is_ahead else "a power of two"
+            raise ValueError(f"{name}={value!r}: triton_split takes {kind} of at least {least}")
+    if tunables["partial_dtype"] not in DTYPES:
+        raise ValueError(
+            f"partial_dtype={tunables['partial_dtype']!r}: triton_split takes {', '.join(DTYPES)}"
+        )
 
 
 def launch(plan: VerifyPlan, call: VerifyCall) -> None:
