@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from workbench import targets
 from workbench.attention import cuda_flash, flash_costs
+from workbench.rows import Row
+from workbench.rows_file import read_rows
 from workbench.shapes import VerifyShape
 
 H200 = targets.load("h200")
 GPUS = [targets.load(name) for name in targets.names() if targets.load(name).backend == "cuda"]
 # shape: bs, heads, nodes, context. bf16, graph replays, cold L2, random slots, tree masks; kernel: the commit
 MEASURED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("flash_h200.json").read_text())
+SPLITS = Path(__file__).resolve().parents[2] / "data" / "reference" / "h200" / "splits.parquet"
 SHAPES = sorted({tuple(row["shape"]) for row in MEASURED})
 
 
@@ -60,6 +63,73 @@ def test_the_model_is_as_good_as_it_says() -> None:
     ]
     assert max(map(abs, errors)) < 0.12
     assert (sum(e * e for e in errors) / len(errors)) ** 0.5 < 0.035
+
+
+def split_errors(merge: str) -> tuple[list[float], list[float]]:
+    """modelled / measured - 1 of rows with more than one split: of flash_h200.json, and of splits.parquet."""
+    own = [
+        flash_costs.modelled_us(
+            bucket(*row["shape"]), H200.sm_count, row["block_m"], row["block_n"], row["nsplit"], merge
+        )
+        / row["us"]
+        - 1
+        for row in MEASURED
+        if row["merge"] == merge and row["nsplit"] > 1
+    ]
+    swept = []
+    for row in read_rows(SPLITS):
+        if row.variant != "cuda_flash" or row.axes["nsplit"] == "auto" or row.timing is None:
+            continue
+        shape = swept_shape(row)
+        tile = cuda_flash.default_tunables(shape, H200, False)
+        nsplit = int(row.metrics["plan_nsplit"])
+        if tile["merge"] == merge and nsplit > 1:
+            us = flash_costs.modelled_us(
+                shape, H200.sm_count, tile["block_m"], tile["block_n"], nsplit, merge
+            )
+            swept.append(us / row.timing.median_us - 1)
+    return own, swept
+
+
+def rms(errors: list[float]) -> float:
+    return float((sum(e * e for e in errors) / len(errors)) ** 0.5)
+
+
+def test_the_merge_by_warps_is_as_good_as_it_says() -> None:
+    own, swept = split_errors("warps")
+    assert (len(own), len(swept)) == (93, 375)
+    assert rms(own + swept) == pytest.approx(0.048, abs=5e-4)
+    assert max(map(abs, own + swept)) == pytest.approx(0.234, abs=1e-3)
+
+
+def test_the_merge_by_kernel_is_as_far_off_on_the_sweeps_as_it_says() -> None:
+    own, swept = split_errors("kernel")
+    assert (len(own), len(swept)) == (180, 30)
+    assert rms(own) == pytest.approx(0.029, abs=5e-4) and max(map(abs, own)) < 0.11
+    assert rms(swept) == pytest.approx(0.126, abs=5e-4)
+    assert max(map(abs, swept)) == pytest.approx(0.185, abs=1e-3)
+    assert sum(e > 0 for e in swept) == 28
+
+
+def test_one_tile_depends_on_whose_merge_is_modelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = {swept_shape(row) for row in read_rows(SPLITS) if row.variant == "cuda_flash"}
+    shapes = sorted({*swept, *(bucket(*axes) for axes in SHAPES)}, key=str)
+    before = {shape: auto_tile(shape) for shape in shapes}
+    monkeypatch.setitem(flash_costs.MERGE_US, "kernel", flash_costs.MERGE_US["warps"])
+    [changed] = [shape for shape in shapes if auto_tile(shape) != before[shape]]
+    assert len(shapes) == 59 and changed == bucket(1, 8, 64, 4096)
+    assert (before[changed], auto_tile(changed)) == ((64, 32), (64, 64))
+    timed = [row for row in MEASURED if row["shape"] == [1, 8, 64, 4096] and row["merge"] == "warps"]
+    assert timed and all(row["block_n"] == 32 for row in timed)
+
+
+def swept_shape(row: Row) -> VerifyShape:
+    return VerifyShape(*(int(row.axes[name] or 0) for name in ("bs", "heads", "q_len", "kv_len")))
+
+
+def auto_tile(shape: VerifyShape) -> tuple[int, int]:
+    tunables = cuda_flash.default_tunables(shape, H200, False)
+    return tunables["block_m"], tunables["block_n"]
 
 
 def test_few_rows_merge_by_kernel_many_by_warps_as_measured() -> None:
