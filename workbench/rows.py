@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION = 1
 Scalar = bool | int | float | str | None
-NESTED = {"axes", "errors", "metrics", "timing", "gpu"}
 
 
 class Origin(StrEnum):

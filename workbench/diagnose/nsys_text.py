@@ -17,7 +17,6 @@ TITLE = re.compile(
     r"\*\* (?P<title>[\w /().-]+?) ?\((?P<report>\w+)\)|^(?P<csv>\w+_sum|cudaapisum|gpukernsum)\s*$"
 )
 HEAD = re.compile(r"Time ?\(%\)|\"Time \(%\)\"")
-COUNT_HEADS = ("Num Calls", "Instances", "Calls", "Count")
 TABLE_ROW = re.compile(r"^\s*(?P<pct>\d+(?:\.\d+)?)\s+(?P<total>[\d,]+)\s+(?P<n>[\d,]+)\s+(?P<rest>.+)$")
 RANGE_HEAD = re.compile(r"^#+ (?P<name>\S.*)$")
 RANGE_VALUE = re.compile(r"^\s*- (?P<key>[\w ()-]+?)(?: count)?: (?P<value>\d+)(?:,|\s|$)(?P<rest>.*)$")

@@ -7,7 +7,6 @@ from workbench.diagnose.reading import Reading, Replay, mean
 
 KIND = "trtllm_log"
 START = re.compile(r"\biter = (\d+), ")
-NEXT = re.compile(r"\[\d\d/\d\d/\d{4}-|\[TRT-LLM\]|\biter = \d+, ")
 VALUE = re.compile(
     r"'?\b(num_scheduled_requests|num_ctx_requests|num_ctx_tokens|num_generation_tokens|rank)'?\s*[:=]\s*(\d+)"
 )

@@ -12,7 +12,6 @@ import plotly.graph_objects as go
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, YELLOW, BLACK = OKABE_ITO
 GREY = "#7F7F7F"  # floors, limits and anything that is not a measurement
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 LOG_AXIS = {"type": "log", "tickformat": ",~g"}  # 10,000, not 10k
 SMALL = {"tickformat": "~e", "nticks": 6}  # 1e-6, not 1µ
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "hexagon")
