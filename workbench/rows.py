@@ -9,6 +9,11 @@ SCHEMA_VERSION = 1
 Scalar = bool | int | float | str | None
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its type when it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class Origin(StrEnum):
     MEASURED = "measured"
     DERIVED = "derived"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from workbench.rows import Row
+from workbench.rows import Row, first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +50,9 @@ def read_rows(path: Path | str) -> list[Row]:
         )
         return [_row(text, values) for text, values in zip(stored["row_json"].to_pylist(), samples)]
     except (pa.ArrowException, OSError, KeyError, ValidationError, json.JSONDecodeError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"rows file {path} is damaged ({first_line}): run its notebook again") from error
+        raise ValueError(
+            f"rows file {path} is damaged ({first_line(error)}): run its notebook again"
+        ) from error
 
 
 def _columns(flat: list[dict[str, Any]]) -> dict[str, "pa.Array"]:

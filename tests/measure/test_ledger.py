@@ -28,7 +28,7 @@ def run_step(clock, unmarked_us=0.0):
 
 def add(ledger, reading, **changes):
     facts = dict(step=0, bs=1, replayed=True, tokens=2, watch=HostWatch())
-    return ledger.add(reading.read(), **(facts | changes))
+    return ledger.add(reading.read(()), **(facts | changes))
 
 
 def test_segments_of_one_stage_are_summed_and_the_rest_is_shown(monkeypatch):
@@ -54,7 +54,7 @@ def test_a_segment_that_did_not_run_does_not_keep_an_old_time():
     clock.start()
     clock.mark(0, False)
     clock.mark(0, True)
-    step_us, segments = clock.stop().read()
+    step_us, segments = clock.stop().read(())
     assert segments[1:] == [0.0, 0.0, 0.0] and step_us < 1000
 
 
@@ -129,4 +129,4 @@ def test_no_clock_reads_nothing():
     clock = NoClock()
     clock.start()
     clock.mark(0, True)
-    assert clock.stop().read() == (0.0, [])
+    assert clock.stop().read(()) == (0.0, [])

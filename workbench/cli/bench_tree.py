@@ -76,10 +76,9 @@ def tree(
 
 def parse_counts(name: str, text: str) -> list[int]:
     """Whole numbers of at least 1. Raises ValueError that shows what was given."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"--{name} {text}: give numbers of at least 1 with commas between")
-    return [int(part) for part in parts]
+    from workbench.experiments.parameters import read_counts
+
+    return read_counts(text, f"--{name} {text}: give numbers of at least 1 with commas between")
 
 
 def print_rows(rows: "list[Row]", as_json: bool) -> None:

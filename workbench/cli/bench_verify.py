@@ -234,9 +234,9 @@ def parse_count(text: str) -> int:
 
 def parse_counts(text: str) -> list[int]:
     """Split counts with commas between, each once. Raises ValueError unless all are at least 1."""
-    if not all(part.strip().isdigit() and int(part) >= 1 for part in text.split(",")):
-        raise ValueError(f"--counts {text!r}: give split counts of at least 1 with commas between")
-    return list(dict.fromkeys(int(part) for part in text.split(",")))
+    from workbench.experiments.parameters import read_counts
+
+    return read_counts(text, f"--counts {text!r}: give split counts of at least 1 with commas between")
 
 
 def choose_one(value: str, allowed: tuple[str, ...]) -> Any:

@@ -50,7 +50,13 @@ class StepBuffers:
     """Inputs, intermediate results and outputs of one bucket of `bs` requests of `width` rows each."""
 
     def __init__(
-        self, bs: int, width: int, max_accept: int, max_context: int, device: torch.device, stamps: int = 0
+        self,
+        bs: int,
+        width: int,
+        max_accept: int,
+        max_context: int,
+        device: torch.device,
+        num_stamps: int = 0,  # of the clock, sent with the results
     ) -> None:
         if width < 1 or max_accept < 1:
             raise ValueError(
@@ -72,7 +78,7 @@ class StepBuffers:
         self.accept = AcceptBuffers(bs, max_accept, device)
         self.noise = torch.zeros(bs * width, dtype=torch.float32, device=device)
         self.result = torch.zeros(bs, 2 * max_accept + 3, dtype=torch.int64, device=device)
-        self.mail = Mailbox(len(self.inputs), self.result.numel() + stamps, device)
+        self.mail = Mailbox(len(self.inputs), self.result.numel() + num_stamps, device)
         self.flat_index = torch.arange(bs * max_context, device=device)
         self.host_tree: TreeBuffers | None = None  # of split_graph mode: written by the host, then sent up
         self.draft_logits: Tensor | None = None  # [bs, L, V], of the last step or of the graph

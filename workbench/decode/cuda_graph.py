@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.decode.capture_watch import CaptureError, HostReadWatch, find_caller, find_refusal
+from workbench.rows import first_line
 
 
 class _Watch(TorchDispatchMode):
@@ -79,8 +80,7 @@ class CudaBackend:
         except Exception as error:
             self._recover(stream, pool)
             root = error.__context__ or error  # leaving a broken capture raises a second error over the first
-            why = str(root).strip().splitlines()[0] if str(root).strip() else type(root).__name__
-            raise CaptureError(f"the operation after {watch.last}", "the step", why) from error
+            raise CaptureError(f"the operation after {watch.last}", "the step", first_line(root)) from error
         self._reserved_bytes += max(0, torch.cuda.memory_reserved() - before)
         return CudaGraph(graph)
 

@@ -84,17 +84,16 @@ class GraphRunner:
 
     @property
     def parts(self) -> dict[str, Callable[[StepBuffers], None]]:
-        """What is captured: name -> part of the step."""
-        if self.mode == "split_graph":
-            return {"draft": self.step.first_part, "verify": self.step.last_part}
-        return {"step": self.step.run}
+        """Every part that can be run on its own, by name."""
+        step = self.step
+        return {"step": step.run, "draft": step.receive_and_draft, "verify": step.verify_and_send}
 
     def make_buffers(self, bucket: Bucket) -> StepBuffers:
         """The bucket's buffers and attention plans; the same ones for life."""
         if bucket not in self.buffers:
             b = StepBuffers(
                 bucket.bs, bucket.width, self.max_accept, self.max_context, self.device,
-                stamps=self.step.clock.stamps,
+                num_stamps=self.step.clock.num_stamps,
             )  # fmt: skip
             self.step.prepare_buffers(b)
             self.buffers[bucket] = b
@@ -149,7 +148,8 @@ class GraphRunner:
         b.mail.up_host.zero_()
         self._warm_up(b)
         warm = time.perf_counter()
-        graphs = {name: self.backend.capture(partial(part, b), pool) for name, part in self.parts.items()}
+        captured = ("draft", "verify") if self.mode == "split_graph" else ("step",)
+        graphs = {name: self.backend.capture(partial(self.parts[name], b), pool) for name in captured}
         done = time.perf_counter()
         return Captured(
             graphs=graphs,
@@ -215,7 +215,7 @@ class GraphRunner:
         """Replay `part` of the step or run it eagerly; returns whether a graph was launched."""
         if not decision.replay:
             with torch.no_grad():
-                self._part(part)(b)
+                self.parts[part](b)
             return False
         assert decision.bucket is not None
         captured = self.captured[decision.bucket]
@@ -226,9 +226,6 @@ class GraphRunner:
         for name, value in captured.outputs[part]:
             setattr(b, name, value)
         return True
-
-    def _part(self, part: str) -> Callable[[StepBuffers], None]:
-        return {"step": self.step.run, "draft": self.step.first_part, "verify": self.step.last_part}[part]
 
     def capture_report(self) -> list[dict[str, Any]]:
         """One entry per bucket: size, seconds of warm-up and capture, reserved bytes, nodes."""

@@ -73,6 +73,5 @@ class Laboratory:
 
     def trace(self, path: Path, decoder: SpeculativeDecoder, fault: Fault) -> list[StepClaim]:
         """Run a few steps under torch.profiler, write the trace, return what the runner claimed of them."""
-        traced: list[DecodeResult] = []
-        record_trace(path, lambda: traced.append(self.generate(decoder, fault, max_steps=self.trace_steps)))
-        return list(traced[0].replay.claims)
+        traced = record_trace(path, lambda: self.generate(decoder, fault, max_steps=self.trace_steps))
+        return list(traced.replay.claims)

@@ -53,7 +53,7 @@ class Launcher:
             else:
                 b, claim = self._run_whole(batch, requests, slots, index)
         reading = d.clock.stop()
-        pending = b.mail.close(b, index)
+        pending = b.mail.pending(b, index)
         d.hooks.after_step(index, b)
         for request in requests:
             request.in_flight += 1

@@ -88,17 +88,17 @@ class DecodeStep:
 
     def run(self, b: StepBuffers) -> None:
         """The whole step, from the mailbox to the mailbox."""
-        self.first_part(b)
+        self.receive_and_draft(b)
         self.tree_part(b)
-        self.last_part(b)
+        self.verify_and_send(b)
 
-    def first_part(self, b: StepBuffers) -> None:
+    def receive_and_draft(self, b: StepBuffers) -> None:
         """From the mailbox to draft logits."""
         with self.segment("receive", b):
             self.receive(b)
         self.draft_part(b)
 
-    def last_part(self, b: StepBuffers) -> None:
+    def verify_and_send(self, b: StepBuffers) -> None:
         """From the tree to the mailbox."""
         self.verify_part(b)
         self.send(b)

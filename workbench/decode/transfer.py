@@ -41,8 +41,8 @@ class Mailbox:
         view[:] = array("q", flat)
         self._written[index % 2] = flat
 
-    def close(self, b: "StepBuffers", index: int) -> "Pending":
-        """Step `index` has been launched and nothing more of it will be."""
+    def pending(self, b: "StepBuffers", index: int) -> "Pending":
+        """The results of step `index`; call it when all of the step has been launched."""
         event = self._events[index % 2]
         if event is not None:
             event.record()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from workbench import targets
+from workbench.experiments.parameters import read_counts
 from workbench.experiments.step_findings import MODEL_TITLES, MODES, findings, groups, part_us
 from workbench.rows import Row
 from workbench.targets import HardwareTarget
@@ -97,20 +98,19 @@ def run_all(params: Params, step: Callable[[str], None]) -> list[Row]:
     largest = params.capture_bs or (2 if target.backend == "cpu" else 8)
     benches: dict[str, list[StepBench]] = {}
     captures: dict[str, list[Row]] = {}
-    with LoadedModels(target, params.seed, step) as loaded:
-        for name in names:
-            models = loaded.get(name)
-            benches[name] = make_benches(name, params, target)
-            for bench in benches[name]:
-                bench.time(models, step)
-            step(f"{name}: capture buckets 1..{largest}")
-            captures[name] = bench_capture(bench.case, models, target, range(1, largest + 1), step)
-            del models
-        found: dict[str, list[Row]] = {}
-        for name in reversed(names):  # a profiler last of all; the model loaded last is still there
-            found[name] = [
-                row for bench in benches[name] for row in trace_bench(bench, loaded.get(name), step)
-            ]
+    loaded = LoadedModels(target, params.seed, step)
+    for name in names:
+        models = loaded.get(name)
+        benches[name] = make_benches(name, params, target)
+        for bench in benches[name]:
+            bench.time(models, step)
+        step(f"{name}: capture buckets 1..{largest}")
+        captures[name] = bench_capture(bench.case, models, target, range(1, largest + 1), step)
+        del models
+    found: dict[str, list[Row]] = {}
+    for name in reversed(names):  # a profiler last of all; the model loaded last is still there
+        found[name] = [row for bench in benches[name] for row in trace_bench(bench, loaded.get(name), step)]
+    loaded.release()
     return [row for name in names for row in found[name] + captures[name]] + launch_rows
 
 
@@ -139,18 +139,16 @@ class LoadedModels:
         self.target, self.seed, self.step = target, seed, step
         self.name, self.models = "", (None, None)
 
-    def __enter__(self) -> "LoadedModels":
-        return self
-
     def get(self, name: str) -> tuple[Any, Any]:
         """The pair called `name`, loaded unless it is the one in use; nobody may hold the one before."""
         if name != self.name:
-            self.__exit__()
+            self.release()
             self.step(f"load {name}")
             self.name, self.models = name, load_models(name, self.target, self.seed)
         return self.models
 
-    def __exit__(self, *error: Any) -> None:
+    def release(self) -> None:
+        """Give the memory of the pair back."""
         from workbench.experiments.step_case import release_memory
 
         self.name, self.models = "", (None, None)
@@ -173,9 +171,7 @@ def parse_contexts(text: str) -> list[int]:
     """Lengths with commas between, each once; none for auto. Raises ValueError unless all are positive."""
     if text == "auto":
         return []
-    if not all(part.strip().isdigit() and int(part) > 0 for part in text.split(",")):
-        raise ValueError(f"contexts={text!r}: give lengths with commas between, as in 4096,46080")
-    return list(dict.fromkeys(int(part) for part in text.split(",")))
+    return read_counts(text, f"contexts={text!r}: give lengths with commas between, as in 4096,46080")
 
 
 def require_models(text: str) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from workbench.decode.replay import make_backend
 from workbench.measure.statistics import is_stable, quantile
-from workbench.rows import Origin, Row, RowStatus, Timing
+from workbench.rows import Origin, Row, RowStatus, Timing, first_line
 from workbench.targets import HardwareTarget
 
 NAME = "eager_vs_graph"
@@ -106,8 +106,8 @@ def bench_launch_paths(target: HardwareTarget, layers: int = 61, samples: int = 
         try:
             rows.append(_time(name, make(x), x, target, layers, samples))
         except (ImportError, OSError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            rows.append(_row(name, target, layers, status=RowStatus.RUNTIME_ERROR, reason=reason))
+            failed = {"status": RowStatus.RUNTIME_ERROR, "reason": first_line(error)}
+            rows.append(_row(name, target, layers, **failed))
     x = torch.zeros(SIZE, device=device)
     launch = PATHS["torch_op"](x)
     graph = make_backend(device).capture(lambda: [launch() for _ in range(layers)])

@@ -25,7 +25,7 @@ from workbench.measure import gpu_state, trace
 from workbench.measure.ledger import Ledger
 from workbench.measure.profilers import record_trace
 from workbench.measure.statistics import is_stable, quantile
-from workbench.rows import GpuState, Origin, Row, RowStatus, Timing
+from workbench.rows import GpuState, Origin, Row, RowStatus, Timing, first_line
 from workbench.shapes import DTYPE_BYTES
 from workbench.targets import HardwareTarget
 from workbench.tree.synthetic import geometric
@@ -137,7 +137,6 @@ class StepBench:
         decoder.shadow_steps = frozenset({2})
         result = decoder.generate(self.prompts, self._limit(0))
         decoder.shadow_steps = frozenset()
-        require_graphs(decoder)
         self.decoders[mode], self.shadows[mode] = decoder, result.shadow
 
     def _time(self, mode: str) -> None:
@@ -285,11 +284,6 @@ def require_graphs(decoder: SpeculativeDecoder) -> None:
     """Raise the error of a failed capture: the decoder would go on eagerly under the mode's name."""
     if decoder.runner.capture_error is not None:
         raise decoder.runner.capture_error
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in one line; its type when it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def pool_ledgers(results: Sequence[DecodeResult]) -> Ledger:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.measure import gpu_state, timing
 from workbench.measure.statistics import is_stable, quantile
-from workbench.rows import Origin, Row, RowStatus, Scalar, Timing
+from workbench.rows import Origin, Row, RowStatus, Scalar, Timing, first_line
 from workbench.shapes import DTYPE_BYTES
 from workbench.targets import HardwareTarget
 
@@ -132,7 +132,7 @@ class TreeBench:
             if method == "triton" and self.kernels:
                 self._prepare_kernels(case, pools, out, prepared)
         except RuntimeError as error:
-            return [self._row(case, method, RowStatus.RUNTIME_ERROR, str(error).splitlines()[0])]
+            return [self._row(case, method, RowStatus.RUNTIME_ERROR, first_line(error))]
         return []
 
     def _prepare_kernels(

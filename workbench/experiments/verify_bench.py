@@ -15,7 +15,7 @@ from workbench.experiments.verify_options import BenchOptions
 from workbench.experiments.verify_oracle import expected_output
 from workbench.experiments.verify_rows import to_row
 from workbench.measure import gpu_state, profilers, timing
-from workbench.rows import Row, RowStatus
+from workbench.rows import Row, RowStatus, first_line
 from workbench.targets import HardwareTarget
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _require_context(target: HardwareTarget) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     except RuntimeError as error:
-        raise ContextLost(str(error).splitlines()[0]) from error
+        raise ContextLost(first_line(error)) from error
 
 
 def _gate(candidate: Candidate, bed: Bed) -> None:

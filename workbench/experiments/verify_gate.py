@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.experiments.verify_cases import SM_SCALE, VerifyCase, VerifyInputs
 from workbench.measure import timing
 from workbench.measure.correctness import compare, judge, lse_distance
-from workbench.rows import GpuState, RowStatus, Scalar
+from workbench.rows import GpuState, RowStatus, Scalar, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ class VerifyRun:
 
 def classify(error: Exception) -> tuple[RowStatus, str]:
     """The row status that an exception stands for, and its first line."""
-    text = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    text = first_line(error)[:300]
     kind = type(error).__name__
     if "OutOfMemory" in kind or isinstance(error, MemoryError):
         return RowStatus.OUT_OF_MEMORY, text

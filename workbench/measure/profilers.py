@@ -4,6 +4,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 ENVIRONMENT_MARKS = {
     "NSYS_PROFILING_SESSION_ID": "nsys",
@@ -67,8 +70,8 @@ def launch_once(name: str, call: Callable[[], object]) -> None:
     torch.cuda.profiler.stop()
 
 
-def record_trace(path: Path, work: Callable[[], object]) -> None:
-    """Run `work` under torch.profiler and write its Chrome trace to `path`.
+def record_trace(path: Path, work: Callable[[], T]) -> T:
+    """Run `work` under torch.profiler, write its Chrome trace to `path`, return what it returns.
 
     A GPU tracer that stays attached makes every later graph launch of the process pay for each node (measured
     with 2,500 nodes on an H200: 8 us before a trace, 530 us after), so it is asked to leave.
@@ -80,7 +83,8 @@ def record_trace(path: Path, work: Callable[[], object]) -> None:
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
-        work()
+        result = work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
     profiler.export_chrome_trace(str(path))
+    return result

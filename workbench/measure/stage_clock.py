@@ -17,7 +17,7 @@ StepTimes = tuple[float, list[float]]  # (step_us, microseconds per segment)
 class Reading(Protocol):
     """What a clock left behind for one step; readable once the step's results are there."""
 
-    def read(self, stamps_ns: Sequence[int] = ()) -> StepTimes:
+    def read(self, stamps_ns: Sequence[int]) -> StepTimes:
         """Times of the step. `stamps_ns` are the device's, from the step's results."""
         ...
 
@@ -25,7 +25,7 @@ class Reading(Protocol):
 class StageClock(Protocol):
     """Marks the segments of a step."""
 
-    stamps: int  # numbers that the step sends along with its results
+    num_stamps: int  # sent along with the results of a step
     device_stamps: Any  # the tensor they are in; None without any
 
     def start(self, in_graph: bool = False) -> None:
@@ -46,14 +46,14 @@ class _Known:
     step_us: float
     segments_us: list[float]
 
-    def read(self, stamps_ns: Sequence[int] = ()) -> StepTimes:
+    def read(self, stamps_ns: Sequence[int]) -> StepTimes:
         return self.step_us, self.segments_us
 
 
 class NoClock:
     """Times nothing: to measure what timing costs."""
 
-    stamps, device_stamps = 0, None
+    num_stamps, device_stamps = 0, None
 
     def start(self, in_graph: bool = False) -> None:
         return None
@@ -68,7 +68,7 @@ class NoClock:
 class HostClock:
     """The host's clock for a CPU step; a tape runs its marks as nodes."""
 
-    stamps, device_stamps = 0, None
+    num_stamps, device_stamps = 0, None
 
     def __init__(self, segments: int) -> None:
         self.stamps_ns: list[int] = [0] * (2 * segments)
@@ -95,12 +95,12 @@ class CudaClock:
     def __init__(self, segments: int, stamp: Callable[[Any, int], None]) -> None:
         import torch
 
-        self._torch, self._stamp, self.stamps = torch, stamp, 2 * segments
-        self.device_stamps = torch.zeros(self.stamps, dtype=torch.int64, device="cuda")
-        self._rings = [self._make_events(self.stamps + 2) for _ in range(self.RING)]
+        self._torch, self._stamp, self.num_stamps = torch, stamp, 2 * segments
+        self.device_stamps = torch.zeros(self.num_stamps, dtype=torch.int64, device="cuda")
+        self._rings = [self._make_events(self.num_stamps + 2) for _ in range(self.RING)]
         self._slot, self._in_graph = 0, False
         self._used: set[int] = set()  # marks of this step that are events
-        for index in range(self.stamps):  # compile the stamp now: a capture may not load modules
+        for index in range(self.num_stamps):  # compile the stamp now: a capture may not load modules
             stamp(self.device_stamps, index)
         self.device_stamps.zero_()  # segments that never run have no time
 
@@ -133,7 +133,7 @@ class _CudaReading:
     used: set[int]
     in_graph: bool
 
-    def read(self, stamps_ns: Sequence[int] = ()) -> StepTimes:
+    def read(self, stamps_ns: Sequence[int]) -> StepTimes:
         segments_us = []
         for begin in range(0, len(stamps_ns), 2):
             if begin in self.used:
