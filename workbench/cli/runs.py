@@ -179,7 +179,7 @@ def worker(
 
 @app.command()
 def lab() -> None:
-    """Open JupyterLab on the notebooks folder.
+    """Open JupyterLab on the notebooks folder; it looks for no updates and no news on the network.
 
     `workbench lab`
     """
@@ -190,6 +190,8 @@ def lab() -> None:
         "-m",
         "jupyter",
         "lab",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--LabApp.news_url=None",
         f"--notebook-dir={NOTEBOOKS.parent}",
         f"{NOTEBOOKS}/explore.ipynb",
     ]
